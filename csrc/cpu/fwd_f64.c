@@ -1,0 +1,3 @@
+// fwd.c in double.
+#define FA4_CPU_F64
+#include "fwd.c"
