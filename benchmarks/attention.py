@@ -1,0 +1,266 @@
+"""Attention, ours against what PyTorch runs, side by side in one process.
+
+    python benchmarks/attention.py                       # the table of the README
+    python benchmarks/attention.py --dtype bfloat16 --direction backward --json out.json
+    FA4_CPU_ISA=avx2 python benchmarks/attention.py --dtype float16
+
+Every cell checks the answer against float64 before it is timed. Ours and theirs run in turn; a cell gives both medians,
+TFLOP/s by 4 b h len_q len_kv d (half if causal, 2.5 times that for backward), and the median and quartiles of the ratio of
+neighbouring runs: above 1 we are faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import flash_attn4
+from flash_attn4.measure import Timing, paired, ratio
+
+SHAPES = [  # batch, heads, len, dim
+    (8, 12, 128, 64),
+    (1, 12, 1024, 64),
+    (1, 8, 1024, 128),
+    (1, 12, 2048, 64),
+    (1, 8, 2048, 128),
+    (1, 2, 4096, 64),
+    (1, 1, 8192, 64),
+]
+
+
+@dataclass(frozen=True)
+class Cell:
+    shape: tuple[int, int, int, int]
+    dtype: str
+    causal: bool
+    direction: str
+
+    @property
+    def name(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"{self.direction} {self.dtype} {'x'.join(map(str, self.shape))} {mask}"
+
+    @property
+    def flop(self) -> float:
+        b, h, length, d = self.shape
+        work = 4.0 * b * h * length * length * d * (0.5 if self.causal else 1.0)
+        return work * (2.5 if self.direction == "backward" else 1.0)
+
+
+@dataclass
+class Result:
+    cell: str
+    ours_ms: float
+    sdpa_ms: float
+    ours_gflops: float
+    sdpa_gflops: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    error: float
+    sdpa_error: float
+    share_of_peak: float | None
+
+
+def inputs(cell: Cell) -> list[torch.Tensor]:
+    """Random normal q, k, v, dout; for backward q, k, v require a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, cell.dtype)
+    q, k, v, dout = (torch.randn(cell.shape, generator=generator).to(dtype) for _ in range(4))
+    if cell.direction == "backward":
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    return [q, k, v, dout]
+
+
+def runner(attention, cell: Cell, tensors: list[torch.Tensor]):
+    """A function that does the cell's work once and returns its results."""
+    q, k, v, dout = tensors
+    if cell.direction == "forward":
+
+        def forward():
+            with torch.no_grad():
+                return (attention(q, k, v, is_causal=cell.causal),)
+
+        return forward
+    out = attention(q, k, v, is_causal=cell.causal)
+    return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+
+def max_error(results, exact) -> float:
+    return max(float((r.double() - e).abs().max()) for r, e in zip(results, exact, strict=True))
+
+
+def measure(cell: Cell, seconds: float, peak: float | None) -> Result:
+    tensors = inputs(cell)
+    ours = runner(flash_attn4.scaled_dot_product_attention, cell, tensors)
+    theirs = runner(torch.nn.functional.scaled_dot_product_attention, cell, tensors)
+    doubles = [x.detach().double().requires_grad_(x.requires_grad) for x in tensors]
+    exact = runner(torch.nn.functional.scaled_dot_product_attention, cell, doubles)()
+    error, sdpa_error = max_error(ours(), exact), max_error(theirs(), exact)
+    allowed = 2 * sdpa_error + 2 * torch.finfo(tensors[0].dtype).eps * max(float(e.abs().max()) for e in exact)
+    if not error <= allowed:
+        raise SystemExit(f"{cell.name}: wrong by {error:.3g}, {allowed:.3g} allowed: not timed")
+    del doubles, exact
+    times = paired({"ours": ours, "sdpa": theirs}, seconds=seconds)
+    gain: Timing = ratio(times["sdpa"], times["ours"])
+    ours_s, sdpa_s = times["ours"].median, times["sdpa"].median
+    return Result(
+        cell=cell.name,
+        ours_ms=ours_s * 1e3,
+        sdpa_ms=sdpa_s * 1e3,
+        ours_gflops=cell.flop / ours_s / 1e9,
+        sdpa_gflops=cell.flop / sdpa_s / 1e9,
+        ratio=gain.median,
+        ratio_low=gain.spread[0],
+        ratio_high=gain.spread[1],
+        error=error,
+        sdpa_error=sdpa_error,
+        share_of_peak=cell.flop / ours_s / peak if peak else None,
+    )
+
+
+def fma_peak(threads: int, seconds: float = 0.5) -> float | None:
+    """Fused multiply-adds a second that `threads` cores can do in registers, FLOP/s; None without a C compiler."""
+    source = Path(__file__).with_name("peak.c")
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "peak.so"
+        command = [*compiler, "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"no FMA peak: {error}", file=sys.stderr)
+            return None
+        rounds = ctypes.CDLL(str(library)).fma_rounds
+    rounds.restype, rounds.argtypes = ctypes.c_int64, [ctypes.c_int64, ctypes.POINTER(ctypes.c_float)]
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(_: int) -> float:
+        sink, done, start = ctypes.c_float(), 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            done += rounds(1_000_000, ctypes.byref(sink))  # ctypes lets go of the interpreter lock
+        return done / (time.perf_counter() - start)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(work, range(threads)))
+
+
+def host_cost(seconds: float) -> dict[str, float]:
+    """Microseconds of one 1 x 1 x 16 x 16 float32 call, by way in."""
+    q = torch.randn(1, 1, 16, 16)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    costs = {}
+
+    def add(prefix: str, functions) -> None:
+        for name, timing in paired(functions, seconds=seconds).items():
+            costs[f"{name}, {prefix}"] = timing.median * 1e6
+
+    with torch.inference_mode():
+        add("inference mode", {"sdpa": lambda: sdpa(q, q, q), "ops.fa4.fwd": lambda: torch.ops.fa4.fwd(q, q, q)})
+    add("grad mode", {"sdpa": lambda: sdpa(q, q, q), "ops.fa4.fwd": lambda: torch.ops.fa4.fwd(q, q, q)})
+    add("grad mode", {"flash_attn4.scaled_dot_product_attention": lambda: flash_attn4.scaled_dot_product_attention(q, q, q)})
+    with flash_attn4.enable_sdpa():
+        add("grad mode", {"sdpa, enabled": lambda: sdpa(q, q, q)})
+    grad = torch.randn(1, 1, 16, 16, requires_grad=True)
+
+    def both(attention):
+        return lambda: attention(grad, grad, grad).sum().backward()
+
+    add("forward and backward", {"sdpa": both(sdpa)})
+    with flash_attn4.enable_sdpa():
+        add("forward and backward", {"sdpa, enabled": both(sdpa)})
+    return costs
+
+
+def machine() -> dict[str, object]:
+    cpu = platform.processor() or platform.machine()
+    try:
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].split(":", 1)[1].strip()
+    except (OSError, IndexError):
+        pass
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "flash_attn4": flash_attn4.__version__,
+        "isa": flash_attn4.cpu_isa(),
+    }
+
+
+def write_table(results: list[Result], stream) -> None:
+    print("| cell | ours ms | SDPA ms | ours GFLOP/s | SDPA GFLOP/s | ratio (quartiles) | error | SDPA error | of peak |", file=stream)
+    print("|---|---|---|---|---|---|---|---|---|", file=stream)
+    for r in results:
+        share = "" if r.share_of_peak is None else f"{r.share_of_peak:.0%}"
+        print(
+            f"| {r.cell} | {r.ours_ms:.3f} | {r.sdpa_ms:.3f} | {r.ours_gflops:.0f} | {r.sdpa_gflops:.0f} | "
+            f"**{r.ratio:.2f}** ({r.ratio_low:.2f}-{r.ratio_high:.2f}) | {r.error:.1e} | {r.sdpa_error:.1e} | {share} |",
+            file=stream,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16", "float16"])
+    parser.add_argument("--direction", nargs="+", choices=["forward", "backward"], default=["forward", "backward"])
+    parser.add_argument("--mask", nargs="+", choices=["full", "causal"], default=["full", "causal"])
+    parser.add_argument("--shape", nargs="+", metavar="BxHxLxD", help="default: seven shapes from 8x12x128x64 to 1x1x8192x64")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=2.0, help="time a cell (default 2)")
+    parser.add_argument("--no-host", action="store_true", help="leave out the cost of a call on the smallest problem")
+    parser.add_argument("--json", metavar="FILE", help="- for standard output, instead of the table")
+    parser.add_argument("--csv", metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    shapes = [tuple(map(int, s.split("x"))) for s in options.shape] if options.shape else SHAPES
+    cells = [
+        Cell(shape, dtype, mask == "causal", direction)
+        for direction in options.direction
+        for dtype in options.dtype
+        for shape in shapes
+        for mask in options.mask
+    ]
+    about = machine()
+    peak = fma_peak(options.threads)
+    about["fma_peak_gflops"] = round(peak / 1e9) if peak else None
+    results = []
+    for i, cell in enumerate(cells):
+        print(f"\r\x1b[K[{i + 1}/{len(cells)}] {cell.name}", end="", file=sys.stderr, flush=True)
+        # The peak is that of 32-bit multiply-adds: a share of it means nothing for bf16 dot products.
+        results.append(measure(cell, options.seconds, peak if cell.dtype == "float32" else None))
+    print("\r\x1b[K", end="", file=sys.stderr)
+    host = {} if options.no_host else host_cost(options.seconds)
+    document = {"machine": about, "results": [asdict(r) for r in results], "host_us": host}
+    if options.csv:
+        with open(options.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(asdict(results[0])))
+            writer.writeheader()
+            writer.writerows(asdict(r) for r in results)
+    if options.json == "-":
+        json.dump(document, sys.stdout, indent=1)
+        return
+    if options.json:
+        Path(options.json).write_text(json.dumps(document, indent=1))
+    print(", ".join(f"{k} {v}" for k, v in about.items()))
+    write_table(results, sys.stdout)
+    for name, cost in host.items():
+        print(f"{cost:8.2f} us  {name}")
+
+
+if __name__ == "__main__":
+    main()
