@@ -21,6 +21,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "ptxsim.h"
 
@@ -84,7 +85,7 @@ typedef enum {
     OP_BRACKET, // [a] or [a, b, {c}]: items; [reg + imm] is one item of OP_ADDRESS
     OP_SINK,    // _
     OP_PAIR,    // d|p: items
-    OP_FUNCTION // call target
+    OP_FUNCTION // call target: symbol is the index in module->kernels
 } operand_kind;
 
 typedef struct operand operand;
@@ -93,9 +94,9 @@ struct operand {
     bool negated; // !p, -a
     int reg;      // OP_REG: register index; OP_ADDRESS: base register, or -1
     int special;
-    int symbol; // OP_ADDRESS, OP_FUNCTION: index of a variable (kernel->variables), or -1
+    int symbol; // OP_ADDRESS: index of a variable (kernel->variables), or -1
     int64_t imm;
-    double real; // a decimal float literal
+    enum { LITERAL_INTEGER, LITERAL_F32, LITERAL_F64 } literal; // OP_IMM: as written (a decimal fraction is an f64)
     operand *items;
     int count;
 };
@@ -167,7 +168,8 @@ typedef struct {
     const char *name;
     space space;
     type type;
-    size_t size, align, offset;   // offset in its space (shared: from the CTA's window; param: in the parameter block)
+    size_t size, align, offset;   // offset in its space (shared: from the CTA's window; param: in the parameter block;
+                                  // global and const: the address; parameters of functions live in local space)
     const unsigned char *initial; // or NULL
     bool external;                // .extern .shared: dynamic shared memory
 } variable;
@@ -177,9 +179,9 @@ typedef struct kernel {
     module *module;
     const char *name;
     bool is_entry;
-    inst *insts;
-    int count;
-    type *reg_type; // by register index
+    inst *insts; // the whole module's, functions and entries: pc counts through it
+    int first, count;
+    type *reg_type; // by register index; the module's functions have the first ones, so that a call needs no copies
     int regs;
     variable *variables; // module scope first, then parameters, then the kernel's own
     int nvariables, nparams, first_param;
@@ -290,6 +292,8 @@ struct grid {
     uint64_t seed;
     bool practice;         // model="practice"
     bool strict_mma_order; // A1 off
+    int index;             // in the stream
+    bool dependent;        // launched programmatically: earlier grids are known complete only after griddepcontrol.wait
     struct launch *launch; // launch.c
 };
 
@@ -308,6 +312,48 @@ void write_register(warp *w, int reg, int lane, uint64_t value, type t, uint8_t 
 bool read_address(warp *w, const inst *in, const operand *o, int lane, uint64_t *address);
 uint64_t special_register(warp *w, int special, int lane);
 
+// ------------------------------------------------------------------------------------------ life of the machine
+
+// sched.c makes clusters, CTAs and warps with the plain fields filled in, and calls these for each part's private
+// state, cluster first, then CTAs, then warps; ends in the reverse order. Ends also run after findings, with operations
+// pending.
+void order_cluster_start(cluster *c);
+void order_cluster_end(cluster *c);
+void async_cluster_start(cluster *c);
+void async_cluster_end(cluster *c);
+void memory_cta_start(cta *c); // shared, shared_poison, initial values (shared_size and dynamic_offset are set)
+void memory_cta_end(cta *c);
+void order_cta_start(cta *c); // shadows of shared memory and TMEM
+void order_cta_end(cta *c);
+void mbarrier_cta_start(cta *c);
+void mbarrier_cta_end(cta *c);
+void tcgen05_cta_start(cta *c); // tmem, tmem_poison, allocator (before order_cta_start)
+void tcgen05_cta_end(cta *c);
+void memory_warp_start(warp *w); // local memory: kernel->local_bytes a thread
+void memory_warp_end(warp *w);
+void order_warp_start(warp *w);
+void order_warp_end(warp *w);
+void async_warp_start(warp *w);
+void async_warp_end(warp *w);
+// The last thread of a CTA has exited: what must not outlive it is a finding (a bulk store that still reads its shared
+// memory, TMEM never freed). exited is set before.
+void async_cta_exit(cta *c);
+void tcgen05_cta_exit(cta *c);
+// The scheduler's questions to async.c. operations_step: the random schedule may run some; idle: nothing else can run,
+// so run one (late: the oldest; random: any). true when one ran.
+bool operations_step(cluster *c, bool idle);
+// A register with pending_reg > 0 is an operand of in, which has no IN_TOUCHES_PENDING. RAN: go on (a tcgen05.ld was
+// waited for), FAILED: a finding (wgmma).
+outcome registers_touch(warp *w, const inst *in, int reg, uint32_t mask);
+// griddepcontrol.wait, and the start of every warp of a grid that is not dependent: what earlier grids did is known.
+void order_grids_done(warp *w, uint32_t mask);
+// clusterlaunchcontrol: takes the next cluster that has not started away from the launch; false when none is left.
+bool launch_cancel_next(grid *g, int first_ctaid[3]);
+// For the deadlock report: one line per live object.
+void mbarriers_print(const cta *c, FILE *to);
+void operations_print(cluster *c, FILE *to);
+// ptxsim_register, _unregister, _poisoned, _host are memory.c's; ptxsim_tensor_map is tma.c's.
+
 // -------------------------------------------------------------------------------------------------- findings
 
 // Kinds are short constant words that tests compare: "race", "poison", "deadlock", "misaligned", "proxy",
@@ -322,7 +368,8 @@ void finding(cluster *c, place at, const char *kind, const char *format, ...) __
 void finding_pair(cluster *c, place at, place other, const char *kind, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 typedef enum { P1, P2, P3, P4, P5, A1, PRACTICES } practice;
-// A thing that model="ptx" forbids and model="practice" allows: counted there (true), a finding here (false).
+// A thing that model="ptx" forbids and model="practice" allows: counted there (true), a finding here (false), of kind
+// "tcgen05-fence", "tcgen05-wait", "scope", "mbarrier-init" and "proxy" for P1 to P5.
 bool practice_allows(cluster *c, practice p, place at, place other, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 void count_assumption(cluster *c, practice p, place at); // A1
