@@ -136,7 +136,8 @@ enum {
     IN_ALIGNED = 1,  // .aligned: all of the warp's live lanes must run it together
     IN_WARPSYNC = 2, // has a member mask: waits for the lanes that it names (operand index in p[11])
     IN_TOUCHES_PENDING =
-        4 // reads or writes registers while their async operation is pending and copes itself (wait::ld, wgmma)
+        4, // reads or writes registers while their async operation is pending and copes itself (wait::ld, wgmma)
+    IN_TOUCHES_WGMMA = 8 // an operand is a register that some wgmma of the module has: wgmma_registers_touched after it
 };
 typedef enum {
     C_INTEGER,
@@ -242,10 +243,12 @@ struct warp {
     uint32_t live;    // lanes that have not exited
     uint32_t current; // lanes that the running instruction was given before its guard
     struct call_frame *frames[LANES];
-    uint64_t executed[C_COUNT]; // lane-instructions
-    int reg_limit;              // setmaxnreg
-    struct thread_order *order; // [LANES], order.c
-    void *async_state;          // async.c: groups per lane and per warp
+    uint64_t executed[C_COUNT];  // lane-instructions
+    int reg_limit;               // setmaxnreg
+    struct tensor_state *tensor; // tcgen05.c: pending loads and stores, each lane's last MMA
+    struct wgmma_state *wgmma;   // wgmma.c
+    struct thread_order *order;  // [LANES], order.c
+    void *async_state;           // async.c: groups per lane and per warp
     struct sched_state *sched;
 };
 
@@ -329,6 +332,10 @@ void mbarrier_cta_start(cta *c);
 void mbarrier_cta_end(cta *c);
 void tcgen05_cta_start(cta *c); // tmem, tmem_poison, allocator (before order_cta_start)
 void tcgen05_cta_end(cta *c);
+void tcgen05_warp_start(warp *w);
+void tcgen05_warp_end(warp *w);
+void wgmma_warp_start(warp *w);
+void wgmma_warp_end(warp *w);
 void memory_warp_start(warp *w); // local memory: kernel->local_bytes a thread
 void memory_warp_end(warp *w);
 void order_warp_start(warp *w);
@@ -345,6 +352,9 @@ bool operations_step(cluster *c, bool idle);
 // A register with pending_reg > 0 is an operand of in, which has no IN_TOUCHES_PENDING. RAN: go on (a tcgen05.ld was
 // waited for), FAILED: a finding (wgmma).
 outcome registers_touch(warp *w, const inst *in, int reg, uint32_t mask);
+// The parser's last step: sets IN_TOUCHES_WGMMA. The scheduler calls the other after running such an instruction.
+void wgmma_mark(module *m);
+void wgmma_registers_touched(warp *w, const inst *in);
 // griddepcontrol.wait, and the start of every warp of a grid that is not dependent: what earlier grids did is known.
 void order_grids_done(warp *w, uint32_t mask);
 // clusterlaunchcontrol: takes the next cluster that has not started away from the launch; false when none is left.
@@ -432,6 +442,26 @@ bool agent_write_global(agent *a, uint64_t address, size_t size, const void *fro
 bool agent_read_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, uint32_t *to, uint8_t *poison);
 bool agent_write_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, const uint32_t *from,
                       const uint8_t *poison);
+// Many runs of one operand at once (a matrix behind a descriptor is up to 512 pieces of 16 bytes): to and poison are
+// filled run after run.
+typedef struct {
+    uint32_t offset, size;
+} shared_run;
+bool agent_read_shared_runs(agent *a, cta *c, const shared_run *runs, int count, void *to, uint8_t *poison);
+// A reduction: relaxed at gpu scope, so no race with other atomics. combine(memory, from, size) runs while the memory
+// is nobody else's. For shared memory the scope is the cluster.
+typedef void (*combine_fn)(void *memory, const void *from, size_t size);
+bool agent_reduce_global(agent *a, uint64_t address, size_t size, const void *from, const uint8_t *poison,
+                         combine_fn f);
+bool agent_reduce_shared(agent *a, cta *c, uint32_t offset, size_t size, const void *from, const uint8_t *poison,
+                         combine_fn f);
+// What a tcgen05 operation of STREAM_TCGEN05_MMA is, for the order that the manual promises inside the stream
+// ("Pipelined tcgen05 instructions"): mma -> mma with the same accumulator and shape (equal tiles), cp -> mma, shift ->
+// mma or cp, mma -> shift. Other pairs of MMAs are ordered by assumption A1, the rest is not. An agent of any other
+// stream accesses shared memory in its own proxy; this one's accesses to shared memory are the async proxy's, to TMEM
+// tcgen05's.
+typedef enum { TENSOR_MMA, TENSOR_CP, TENSOR_SHIFT } tensor_kind;
+void agent_tensor(agent *a, tensor_kind kind, uint64_t tile);
 
 // Knowledge of threads. A signal is where releases are left and acquires taken: one in each mbarrier phase, named
 // barrier, cluster barrier, warp barrier, and atomic location.
@@ -478,6 +508,9 @@ void operation_after(operation *op, operation *earlier); // keeps a reference
 void operation_submit(cluster *c, operation *op);        // may run it at once
 void operation_force(cluster *c, operation *op);         // runs it, and what must come before it, now
 void operation_release(operation *op);
+// Bulk groups of a thread: the operation joins the group that its lane has open. read ends with the source read
+// (STREAM_BULK_READ), write with the result visible (STREAM_BULK_WRITE); read runs first. The queue has both already.
+void bulk_group_join(warp *w, int lane, operation *read, operation *write);
 // Registers that a pending operation will write (or reads, wgmma RS): instructions that touch them wait or fail.
 void registers_pending(warp *w, const int *regs, int count, operation *op, bool wgmma);
 void registers_ready(warp *w, const int *regs, int count);
@@ -490,19 +523,6 @@ bool mbarrier_arrive_async(cluster *c, cta *owner, uint32_t offset, agent *by);
 // memory.c asks: is any byte of the range inside a live mbarrier? (a plain access to one is a finding)
 bool mbarrier_covers(const cta *c, uint32_t offset, size_t size);
 
-// -------------------------------------------------------------------------------------------- tensor products
-
-// matmul.c. The 64-bit matrix descriptor of wgmma (sm_90) or tcgen05 (sm_100), with the address model of one operand.
-typedef struct {
-    uint32_t start, lbo, sbo, base_offset; // bytes; base_offset as encoded
-    int swizzle;                           // 0, 32, 64, 128; 129: 128B with 32B atoms
-    bool mn_major;
-    int element_bytes;
-} matrix_descriptor;
-const char *matrix_descriptor_parse(uint64_t bits, bool tcgen05, matrix_descriptor *d); // NULL or what is illegal
-uint32_t matrix_element_offset(const matrix_descriptor *d, int r, int k); // shared offset of element (r, k)
-// Element formats to f32: e.g. T_BF16, T_F16, T_TF32 (low 13 bits ignored), T_E4M3, T_E5M2.
-float format_to_float(type t, uint32_t bits);
-uint32_t float_to_format(type t, float x, bool satfinite); // round to nearest even
+// Tensor products, descriptors and element formats (wgmma.c, tcgen05.c, tma.c): matmul.h.
 
 #endif
