@@ -1,0 +1,294 @@
+"""The operators fa4::fwd and fa4::bwd as torch sees them: fakes, gradients, vmap, autocast. The only Python that
+spells fa4::; what they compute is in csrc, and csrc/torch/cpu.cpp has their schemas.
+
+    torch.ops.fa4.fwd(q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None) -> (out, lse)
+    torch.ops.fa4.bwd(dout, dlse, q, k, v, out, lse, attn_mask, len_kv, lo, hi, scale) -> (dq, dk, dv)
+
+q is [batch, heads_q, len_q, dim], k [batch, heads_kv, len_kv, dim], v [batch, heads_kv, len_kv, dim_v], with any strides.
+Query i sees key j when lo <= j - i <= hi (None: open), j < len_kv[batch] (int32), and attn_mask (bool, or numbers added
+to the scaled scores; broadcast to [batch, heads_q, len_q, len_kv]) allows it. scale None is 1 / sqrt(dim). out has
+strides in the order of q's, lse is the natural log of the sum of exponentials, [batch, heads_q, len_q].
+"""
+
+import importlib.util
+import math
+
+import torch
+
+from . import _C
+
+# A wheel built for CPU-only torch has no _C_cuda; one that is there and broken must say so.
+_C_cuda = None
+if torch.version.cuda and importlib.util.find_spec("flash_attn4._C_cuda"):
+    from . import _C_cuda
+
+fwd = torch.ops.fa4.fwd
+bwd = torch.ops.fa4.bwd
+_fwd, _bwd = fwd.default, bwd.default
+
+CPU = 0  # FA4_ARCH_CPU
+
+
+# ---- what can run
+
+
+def unsupported(q, k, v, attn_mask=None, scale=None, backward=False):
+    """None when fa4::fwd (with backward: its gradient too) can run these, else a sentence that says why not."""
+    if q.device.type in ("cpu", "meta"):
+        arch = CPU
+    elif q.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(q.device)
+        arch = 10 * major + minor
+    else:
+        return f"there are no kernels for the device {q.device.type}"
+    mask = "" if attn_mask is None else _name(attn_mask.dtype)
+    scale = 1.0 if scale is None else scale
+    return ask(backward, arch, _name(q.dtype), q.shape[-1], v.shape[-1], mask, q.shape[-3], k.shape[-3], scale)
+
+
+def ask(backward, arch, dtype, dim, dim_v, mask="", heads_q=1, heads_kv=1, scale=1.0):
+    """fa4_fwd_unsupported or fa4_bwd_unsupported for calls of this kind: None, or the reason."""
+    module = _C if arch == CPU or _C_cuda is None else _C_cuda
+    return module.unsupported(backward, arch, dtype, dim, dim_v, mask, heads_q, heads_kv, scale)
+
+
+# What torch.compiler.assume_constant_result sets, without its import of torch._dynamo, which takes longer than ours.
+ask._dynamo_marked_constant = True
+
+
+def _name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- fakes
+
+
+def dense_like(size, stride):
+    """Strides of a new tensor without gaps whose dimensions are in the order of these strides; contiguous when one of
+    them is 0 (expanded). csrc/torch/call.cpp has the same rule."""
+    order = list(range(4))
+    if not any(n > 1 and step == 0 for n, step in zip(size, stride, strict=True)):
+        for d in range(1, 4):
+            while d > 0 and stride[order[d - 1]] < stride[order[d]]:
+                order[d - 1], order[d] = order[d], order[d - 1]
+                d -= 1
+    dense, step = [0] * 4, 1
+    for d in reversed(order):
+        dense[d] = step
+        step = step * size[d] if size[d] > 1 else step
+    return dense
+
+
+def _empty_dense(like, *size):
+    return like.new_empty_strided(size, dense_like(size, like.stride()))
+
+
+def _check_inputs(q, k, v, attn_mask, len_kv):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        torch._check(tensor.dim() == 4, lambda n=name, t=tensor: f"flash_attn4: {n} has {t.dim()} dimensions, not 4")
+        torch._check(tensor.dtype == q.dtype, lambda n=name, t=tensor: f"flash_attn4: {n} is {t.dtype}, q is {q.dtype}")
+    for name, tensor in (("k", k), ("v", v), ("attn_mask", attn_mask), ("len_kv", len_kv)):
+        if tensor is not None:
+            torch._check(tensor.device == q.device, lambda n=name: f"flash_attn4: {n} is on another device than q")
+    torch._check(k.shape[0] == q.shape[0], lambda: "flash_attn4: k and q differ in batch")
+    torch._check(k.shape[3] == q.shape[3], lambda: "flash_attn4: k and q differ in head dim")
+    for d, what in enumerate(("batch", "heads", "len_kv")):
+        torch._check(v.shape[d] == k.shape[d], lambda what=what: f"flash_attn4: v and k differ in {what}")
+
+
+@torch.library.register_fake("fa4::fwd")
+def _(q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
+    _check_inputs(q, k, v, attn_mask, len_kv)
+    batch, heads, len_q, _ = q.shape
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return _empty_dense(q, batch, heads, len_q, v.shape[3]), q.new_empty((batch, heads, len_q), dtype=lse_dtype)
+
+
+@torch.library.register_fake("fa4::bwd")
+def _(dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
+    _check_inputs(q, k, v, attn_mask, len_kv)
+    return _empty_dense(q, *q.shape), _empty_dense(k, *k.shape), _empty_dense(v, *v.shape)
+
+
+# ---- gradients
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, attn_mask, len_kv, ctx.lo, ctx.hi, ctx.scale = inputs
+    if ctx.needs_input_grad[3]:
+        raise NotImplementedError("flash_attn4: attn_mask requires grad, and there is no gradient for a mask")
+    reason = unsupported(q, k, v, attn_mask, ctx.scale, backward=True)
+    if reason:
+        raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, attn_mask, len_kv, *output)
+
+
+def _backward(ctx, dout, dlse):
+    q, k, v, attn_mask, len_kv, out, lse = ctx.saved_tensors
+    if dout is None and dlse is None:
+        return (None,) * 8
+    if dout is None:
+        dout = torch.zeros_like(out)
+    grads = _bwd(dout, dlse, q, k, v, out, lse, attn_mask, len_kv, ctx.lo, ctx.hi, ctx.scale)
+    return (*grads, None, None, None, None, None)
+
+
+torch.library.register_autograd("fa4::fwd", _backward, setup_context=_setup_context)
+
+
+def _no_second_gradient(ctx, *grads):
+    raise NotImplementedError("flash_attn4: the gradient of fa4::bwd (a second derivative) is not implemented")
+
+
+torch.library.register_autograd("fa4::bwd", _no_second_gradient)
+
+
+# ---- vmap: the mapped dimension becomes part of the batch
+
+
+def _fold(tensor, dim, mapped, batched_rank=4):
+    """[mapped * batch, ...] of a tensor that has the mapped dimension at dim, or nowhere (None)."""
+    if tensor is None:
+        return None
+    tensor = tensor.expand(mapped, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1)
+
+
+def _fold_mask(mask, dim, mapped, q, q_dim, k, k_dim):
+    if mask is None:
+        return None
+    mask = mask.expand(mapped, *mask.shape) if dim is None else mask.movedim(dim, 0)
+    mask = mask.reshape(mapped, *[1] * (5 - mask.dim()), *mask.shape[1:])
+    batch = q.shape[:q_dim] + q.shape[q_dim + 1 :] if q_dim is not None else q.shape
+    return mask.expand(mapped, batch[0], *mask.shape[2:]).flatten(0, 1)
+
+
+def _unfold(mapped, *tensors):
+    return tuple(tensor.unflatten(0, (mapped, -1 if tensor.shape[0] else 0)) for tensor in tensors)
+
+
+@torch.library.register_vmap("fa4::fwd")
+def _(info, in_dims, q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
+    n = info.batch_size
+    dims = dict(zip(("q", "k", "v", "mask", "len"), (*in_dims, None, None), strict=False))
+    mask = _fold_mask(attn_mask, dims["mask"], n, q, dims["q"], k, dims["k"])
+    q, k, v = _fold(q, dims["q"], n), _fold(k, dims["k"], n), _fold(v, dims["v"], n)
+    results = _fwd(q, k, v, mask, _fold(len_kv, dims["len"], n), lo, hi, scale)
+    return _unfold(n, *results), (0, 0)
+
+
+@torch.library.register_vmap("fa4::bwd")
+def _(info, in_dims, dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
+    n = info.batch_size
+    names = ("dout", "dlse", "q", "k", "v", "out", "lse", "mask", "len")
+    dims = dict(zip(names, (*in_dims, None, None), strict=False))
+    mask = _fold_mask(attn_mask, dims["mask"], n, q, dims["q"], k, dims["k"])
+    values = (dout, dlse, q, k, v, out, lse)
+    folded = [_fold(value, dims[name], n) for name, value in zip(names, values, strict=False)]
+    grads = _bwd(*folded, mask, _fold(len_kv, dims["len"], n), lo, hi, scale)
+    return _unfold(n, *grads), (0, 0, 0)
+
+
+# ---- autocast: as SDPA, to the dtype that the user chose
+
+
+def autocast_dtype(device_type):
+    """The dtype that autocast wants on this device now, or None."""
+    if not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
+def cast(tensor, dtype):
+    """As autocast casts an argument: floating point, and not float64."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
+_fragment = torch.library.Library("fa4", "FRAGMENT")
+
+
+def _register_autocast(device_type, key):
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def with_autocast(q, k, v, attn_mask=None, *more):
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return _fwd(cast(q, dtype), cast(k, dtype), cast(v, dtype), cast(attn_mask, dtype), *more)
+
+    _fragment.impl("fwd", with_autocast, key)
+
+
+_register_autocast("cpu", "AutocastCPU")
+_register_autocast("cuda", "AutocastCUDA")
+
+
+# ---- what the override of SDPA (csrc/torch/sdpa.cpp) calls for what the kernels refuse: plain matrix products, some
+# rows of scores at a time. Strides are those of PyTorch's own CPU flash kernel.
+
+_ROWS = 128
+
+
+def _grouped(tensor, heads_kv):
+    """[batch, heads_kv, heads in a group, ...] in the dtype to compute in."""
+    tensor = tensor.double() if tensor.dtype == torch.float64 else tensor.float()
+    return tensor.unflatten(1, (heads_kv, -1))
+
+
+def _row_blocks(q, k, attn_mask, is_causal, scale):
+    """For some rows at a time: their slice, and their scores [batch, heads_kv, heads in a group, rows, len_kv]."""
+    heads_kv, len_q, len_kv = k.shape[1], q.shape[2], k.shape[2]
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    q, k = _grouped(q, heads_kv), _grouped(k, heads_kv)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(q.shape[0], heads_kv * q.shape[2], len_q, len_kv).unflatten(1, (heads_kv, -1))
+    for begin in range(0, len_q, _ROWS):
+        rows = slice(begin, min(begin + _ROWS, len_q))
+        scores = q[..., rows, :] @ k.transpose(-2, -1) * scale
+        if attn_mask is not None:
+            mask = attn_mask[..., rows, :]
+            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        if is_causal:
+            i = torch.arange(rows.start, rows.stop).unsqueeze(1)
+            scores = scores.masked_fill(torch.arange(len_kv) > i, -math.inf)
+        yield rows, scores
+
+
+def _weights(scores, lse):
+    return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0).unsqueeze(-1))
+
+
+@torch.library.impl("fa4::_sdpa_math", "CPU")
+def _(q, k, v, attn_mask, is_causal, scale):
+    batch, heads, len_q, _ = q.shape
+    values = _grouped(v, k.shape[1])
+    out = torch.empty_like(q)
+    lse = values.new_empty(batch, len_q, heads).transpose(1, 2)
+    for rows, scores in _row_blocks(q, k, attn_mask, is_causal, scale):
+        some = torch.logsumexp(scores, -1)
+        lse[:, :, rows] = some.flatten(1, 2)
+        out[:, :, rows] = (_weights(scores, some) @ values).flatten(1, 2)
+    return out, lse
+
+
+@torch.library.impl("fa4::_sdpa_math_backward", "CPU")
+def _(dout, q, k, v, out, lse, attn_mask, is_causal, scale):
+    heads_kv = k.shape[1]
+    factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    queries, keys, values = _grouped(q, heads_kv), _grouped(k, heads_kv), _grouped(v, heads_kv)
+    douts, logs = _grouped(dout, heads_kv), _grouped(lse, heads_kv)
+    delta = (douts * _grouped(out, heads_kv)).sum(-1, keepdim=True)
+    dq = torch.empty_like(queries)
+    dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
+    for rows, scores in _row_blocks(q, k, attn_mask, is_causal, scale):
+        p = _weights(scores, logs[..., rows])
+        ds = p * (douts[..., rows, :] @ values.transpose(-2, -1) - delta[..., rows, :]) * factor
+        dq[..., rows, :] = ds @ keys
+        dk += (ds.transpose(-2, -1) @ queries[..., rows, :]).sum(2, keepdim=True)
+        dv += (p.transpose(-2, -1) @ douts[..., rows, :]).sum(2, keepdim=True)
+    return tuple(
+        grad.flatten(1, 2).transpose(1, 2).to(q.dtype, memory_format=torch.contiguous_format, copy=True).transpose(1, 2)
+        for grad in (dq, dk, dv)
+    )
