@@ -4,9 +4,9 @@
     python benchmarks/attention.py --dtype bfloat16 --direction backward --json out.json
     FA4_CPU_ISA=avx2 python benchmarks/attention.py --dtype float16
 
-Every cell checks the answer against float64 before it is timed. Ours and theirs run in turn; a cell gives both medians,
-TFLOP/s by 4 b h len_q len_kv d (half if causal, 2.5 times that for backward), and the median and quartiles of the ratio of
-neighbouring runs: above 1 we are faster.
+Every cell checks the answer against float64 before it is timed. Ours and theirs run in turn; a cell gives both
+medians, GFLOP/s by 4 b h len_q len_kv d (half if causal, 2.5 times that for backward), and the median and quartiles of
+the ratio of neighbouring runs: above 1 we are faster.
 """
 
 from __future__ import annotations
@@ -171,7 +171,10 @@ def host_cost(seconds: float) -> dict[str, float]:
     with torch.inference_mode():
         add("inference mode", {"sdpa": lambda: sdpa(q, q, q), "ops.fa4.fwd": lambda: torch.ops.fa4.fwd(q, q, q)})
     add("grad mode", {"sdpa": lambda: sdpa(q, q, q), "ops.fa4.fwd": lambda: torch.ops.fa4.fwd(q, q, q)})
-    add("grad mode", {"flash_attn4.scaled_dot_product_attention": lambda: flash_attn4.scaled_dot_product_attention(q, q, q)})
+    add(
+        "grad mode",
+        {"flash_attn4.scaled_dot_product_attention": lambda: flash_attn4.scaled_dot_product_attention(q, q, q)},
+    )
     with flash_attn4.enable_sdpa():
         add("grad mode", {"sdpa, enabled": lambda: sdpa(q, q, q)})
     grad = torch.randn(1, 1, 16, 16, requires_grad=True)
@@ -203,13 +206,17 @@ def machine() -> dict[str, object]:
 
 
 def write_table(results: list[Result], stream) -> None:
-    print("| cell | ours ms | SDPA ms | ours GFLOP/s | SDPA GFLOP/s | ratio (quartiles) | error | SDPA error | of peak |", file=stream)
+    print(
+        "| cell | ours ms | SDPA ms | ours GFLOP/s | SDPA GFLOP/s | ratio (quartiles) | error | SDPA error | of peak |",
+        file=stream,
+    )
     print("|---|---|---|---|---|---|---|---|---|", file=stream)
     for r in results:
         share = "" if r.share_of_peak is None else f"{r.share_of_peak:.0%}"
         print(
             f"| {r.cell} | {r.ours_ms:.3f} | {r.sdpa_ms:.3f} | {r.ours_gflops:.0f} | {r.sdpa_gflops:.0f} | "
-            f"**{r.ratio:.2f}** ({r.ratio_low:.2f}-{r.ratio_high:.2f}) | {r.error:.1e} | {r.sdpa_error:.1e} | {share} |",
+            f"**{r.ratio:.2f}** ({r.ratio_low:.2f}-{r.ratio_high:.2f}) | {r.error:.1e} | {r.sdpa_error:.1e} | "
+            f"{share} |",
             file=stream,
         )
 
@@ -219,7 +226,9 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16", "float16"])
     parser.add_argument("--direction", nargs="+", choices=["forward", "backward"], default=["forward", "backward"])
     parser.add_argument("--mask", nargs="+", choices=["full", "causal"], default=["full", "causal"])
-    parser.add_argument("--shape", nargs="+", metavar="BxHxLxD", help="default: seven shapes from 8x12x128x64 to 1x1x8192x64")
+    parser.add_argument(
+        "--shape", nargs="+", metavar="BxHxLxD", help="default: seven shapes from 8x12x128x64 to 1x1x8192x64"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=2.0, help="time a cell (default 2)")
     parser.add_argument("--no-host", action="store_true", help="leave out the cost of a call on the smallest problem")

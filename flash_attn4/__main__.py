@@ -63,7 +63,7 @@ def installed() -> dict:
 
 
 def print_installed(found: dict) -> None:
-    print(f"flash_attn4 {found['flash_attn4']}, torch {found['torch']}, Python {found['python']}, {found['threads']} threads")
+    print("flash_attn4 {flash_attn4}, torch {torch}, Python {python}, {threads} threads".format(**found))
     for name, reason in found["backends"].items():
         print(f"  {name:<12} {'ready' if reason is None else reason}")
     print("CPU instruction sets (FA4_CPU_ISA forces one):")
@@ -128,8 +128,10 @@ def run_model(seconds: float) -> dict:
 
 def print_model(result: dict) -> None:
     rows, length = result["tokens"]
-    print(f"\n{result['model']}: {rows} sentences of up to {length} tokens, {result['kernel_calls']} attention calls on our kernels")
-    print(f"  difference to SDPA's embeddings: {result['max_difference']:.1e} at most, smallest cosine {result['min_cosine']:.7f}")
+    print(f"\n{result['model']}: {rows} sentences of up to {length} tokens")
+    print(f"  attention calls on our kernels: {result['kernel_calls']}")
+    print(f"  largest difference to SDPA's embeddings {result['max_difference']:.1e}", end="")
+    print(f", smallest cosine {result['min_cosine']:.7f}")
     print(f"  a batch: SDPA {result['sdpa_ms']:.2f} ms, ours {result['ours_ms']:.2f} ms")
     for pair in result["nearest"][::2]:
         print(f"  {pair['cosine']:.2f}  {pair['sentence']}\n        {pair['nearest']}")
