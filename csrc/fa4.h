@@ -32,12 +32,12 @@ typedef enum { FA4_OK, FA4_UNSUPPORTED, FA4_INVALID, FA4_NO_MEMORY, FA4_DEVICE_E
 // Strides are in elements, in the order of the shape beside the pointer, any sign and order; a stride of 0
 // repeats (inputs only). Pointers are to device memory on a GPU.
 typedef struct {
-    const void *q;      // [batch, heads_q,  len_q,  dim]
-    const void *k;      // [batch, heads_kv, len_kv, dim]
-    const void *v;      // [batch, heads_kv, len_kv, dim_v]
-    const void *mask;   // [batch, heads_q,  len_q,  len_kv] of mask_type, broadcast by stride 0; NULL without one
-    void *o;            // [batch, heads_q,  len_q,  dim_v]
-    void *lse;          // [batch, heads_q,  len_q], float; double when dtype is FA4_F64
+    const void *q;    // [batch, heads_q,  len_q,  dim]
+    const void *k;    // [batch, heads_kv, len_kv, dim]
+    const void *v;    // [batch, heads_kv, len_kv, dim_v]
+    const void *mask; // [batch, heads_q,  len_q,  len_kv] of mask_type, broadcast by stride 0; NULL without one
+    void *o;          // [batch, heads_q,  len_q,  dim_v]
+    void *lse;        // [batch, heads_q,  len_q], float; double when dtype is FA4_F64
     int64_t stride_q[4], stride_k[4], stride_v[4], stride_mask[4], stride_o[4], stride_lse[3];
     int64_t batch, heads_q, heads_kv, len_q, len_kv, dim, dim_v; // heads_q is a multiple of heads_kv
     int64_t lo, hi;                                              // the band
@@ -47,25 +47,25 @@ typedef struct {
     const int32_t *len_kv_of; // [batch] keys that exist in each batch, each in [0, len_kv]; NULL: len_kv
 
     // Reserved: no backend runs these yet, fa4_fwd_unsupported refuses each by name unless it is 0.
-    const int32_t *len_q_of;     // [batch] queries that exist in each batch
-    const int32_t *start_q_of;   // [batch + 1] first query of each batch in a packed q
-    const int32_t *start_kv_of;  // [batch + 1] first key of each batch in packed k and v
-    const int32_t *page_table;   // [batch, pages] page of k and v
-    int64_t stride_page_table;   // elements between two batches of page_table
-    int64_t page_size;           // keys a page holds
-    const float *sink;           // [heads_q] logit of a key without a value
-    const float *alibi_slopes;   // [heads_q]
-    double softcap;              // softcap * tanh(score / softcap)
-    double dropout_p;            // probability in [0, 1)
+    const int32_t *len_q_of;    // [batch] queries that exist in each batch
+    const int32_t *start_q_of;  // [batch + 1] first query of each batch in a packed q
+    const int32_t *start_kv_of; // [batch + 1] first key of each batch in packed k and v
+    const int32_t *page_table;  // [batch, pages] page of k and v
+    int64_t stride_page_table;  // elements between two batches of page_table
+    int64_t page_size;          // keys a page holds
+    const float *sink;          // [heads_q] logit of a key without a value
+    const float *alibi_slopes;  // [heads_q]
+    double softcap;             // softcap * tanh(score / softcap)
+    double dropout_p;           // probability in [0, 1)
     uint64_t dropout_seed, dropout_offset;
-    int64_t kv_splits;           // splits of the keys; 0 and 1: none
+    int64_t kv_splits; // splits of the keys; 0 and 1: none
 } fa4_fwd_params;
 
 // The gradient. fwd holds the forward's inputs and its results o and lse.
 typedef struct {
     fa4_fwd_params fwd;
-    const void *dout;  // [batch, heads_q, len_q, dim_v]
-    const void *dlse;  // [batch, heads_q, len_q], as lse; NULL: 0
+    const void *dout;   // [batch, heads_q, len_q, dim_v]
+    const void *dlse;   // [batch, heads_q, len_q], as lse; NULL: 0
     void *dq, *dk, *dv; // as q, k, v, of dtype; written whole, never added to
     int64_t stride_dout[4], stride_dlse[3], stride_dq[4], stride_dk[4], stride_dv[4];
     void *workspace; // fa4_bwd_workspace bytes, aligned to 64; contents do not matter
@@ -75,8 +75,8 @@ typedef struct {
 // the same time or one after another, and returns when all have returned.
 typedef struct fa4_executor fa4_executor;
 struct fa4_executor {
-    void (*parallel_for)(const fa4_executor *self, int64_t tiles, void (*run)(void *context, int64_t begin, int64_t end),
-                         void *context);
+    void (*parallel_for)(const fa4_executor *self, int64_t tiles,
+                         void (*run)(void *context, int64_t begin, int64_t end), void *context);
     int threads; // how many there may be: a hint for how fine to cut the work, never for what the bits are
 };
 

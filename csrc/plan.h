@@ -40,7 +40,7 @@ typedef struct {
 
 // The chip that a plan is for.
 typedef struct {
-    int arch;        // 90, 100, 103
+    int arch; // 90, 100, 103
     int multiprocessors;
 } fa4_chip;
 
