@@ -112,3 +112,78 @@ def accurate(out, q, k, v, **how):
         f"error {error:.3g}, allowed {allowed:.3g} (PyTorch's math path {theirs:.3g}, floor {floor:.3g})"
     )
     return out
+
+
+def gradients(function, q, k, v, dout, dlse=None):
+    """dq, dk, dv of function(q, k, v) -> (out, lse) for these gradients of its results."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, lse = function(*leaves)
+    results, grads = [out], [dout.to(out.dtype)]
+    if dlse is not None:
+        results, grads = [out, lse], [grads[0], dlse.to(lse.dtype)]
+    return torch.autograd.grad(results, leaves, grads)
+
+
+def gradient_floor(q, k, v, exact, dout, dlse=None, *, scale=None, **how):
+    """As rounding_floor, for each of dq, dk, dv: the sums of the formula of the gradient with absolute values."""
+    eps = torch.finfo(q.dtype).eps
+    c = 8.0 if q.dtype in (torch.float32, torch.float64) else 0.5
+    with torch.no_grad():
+        group = q.shape[1] // k.shape[1]
+        factor = abs(q.shape[-1] ** -0.5 if scale is None else scale)
+        aq, ak, av, adout = (x.double().abs() for x in (q, k, v, dout))
+        identity = torch.eye(k.shape[2], dtype=torch.float64, device=q.device).expand(*k.shape[:2], -1, -1)
+        weights, _ = attention(q, k, identity, scale=scale, **how)
+        wide_k, wide_v = ak.repeat_interleave(group, 1), av.repeat_interleave(group, 1)
+        absolute = weights @ wide_v
+        delta = (adout * absolute).sum(-1, keepdim=True)
+        if dlse is not None:
+            delta = delta + dlse.double().abs()[..., None]
+        ds = weights * (adout @ wide_v.transpose(-1, -2) + delta) * factor
+
+        def over_group(x):
+            return x.unflatten(1, (k.shape[1], group)).sum(2)
+
+        sums = [ds @ wide_k, over_group(ds.transpose(-1, -2) @ aq), over_group(weights.transpose(-1, -2) @ adout)]
+    return [
+        floor_of(e, q.dtype) + c * eps * (float(a.max()) if a.numel() else 0.0)
+        for e, a in zip(exact, sums, strict=True)
+    ]
+
+
+def accurate_gradients(ours, q, k, v, dout, dlse=None, **how):
+    """Assert that ours = (dq, dk, dv) are the gradients, by the rule of accurate()."""
+    exact = gradients(lambda *x: attention(*x, **how), *(x.double() for x in (q, k, v)), dout.double(), dlse)
+
+    def yardstick(*x):
+        out = math_path(*x, **how)
+        return out, attention(*x, **how)[1]
+
+    theirs = gradients(yardstick, q, k, v, dout, dlse)
+    floors = gradient_floor(q, k, v, exact, dout, dlse, **how)
+    for name, a, e, t, floor, like in zip("qkv", ours, exact, theirs, floors, (q, k, v), strict=True):
+        assert a.shape == like.shape
+        assert a.dtype == like.dtype
+        other = max_error(t, e)
+        allowed = floor + (2 * other if other < float("inf") else 0.0)
+        error = max_error(a, e)
+        assert error <= allowed, (
+            f"d{name}: error {error:.3g}, allowed {allowed:.3g} (PyTorch {other:.3g}, floor {floor:.3g})"
+        )
+
+
+def scattered(x, *, order=None, offset=0, gap=0, last=1, fill=float("nan")):
+    """The values of x in a storage that is full of `fill` wherever x is not.
+
+    order: the dimensions from the outermost to the innermost in memory; offset: elements before the first; gap:
+    elements between rows; last: the innermost stride.
+    """
+    order = list(range(x.dim())) if order is None else list(order)
+    strides, step = [0] * x.dim(), last
+    for place, d in enumerate(reversed(order)):
+        strides[d] = step
+        step = step * max(x.shape[d], 1) + (gap if place == 0 else 0)
+    storage = torch.full((offset + step + 64,), fill, dtype=x.dtype, device=x.device)
+    view = storage.as_strided(x.shape, strides, offset)
+    view.copy_(x)
+    return view
