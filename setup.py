@@ -86,7 +86,7 @@ class Unit:
         self.recipe.write_text(shlex.join(self.command))
 
     def keep_ptx(self, keep, log):
-        """The PTX that ptxas assembled, the cubin and what ptxas said go to build/ptx; spilled registers are an error."""
+        """The PTX that ptxas assembled, the cubin and ptxas' words go to build/ptx. Spilled registers are an error."""
         self.ptx.parent.mkdir(parents=True, exist_ok=True)
         self.ptx.with_suffix(".log").write_text(log)
         if re.search(r"[1-9]\d* bytes spill|setmaxnreg.*ignored|[Pp]otential [Pp]erformance [Ll]oss", log):
@@ -162,8 +162,11 @@ class Toolkit:
         return Toolkit(nvcc, Path(top[1]).resolve()) if top else None
 
     def architectures(self):
-        return set(re.findall(r"compute_(\w+)", subprocess.run([self.nvcc, "--list-gpu-arch"],
-                                                                capture_output=True, text=True).stdout))
+        return set(
+            re.findall(
+                r"compute_(\w+)", subprocess.run([self.nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
+            )
+        )
 
     def library_folder(self):
         for folder in (self.top / "lib64", self.top / "lib", *sorted(self.top.glob("targets/*/lib"))):
@@ -201,7 +204,10 @@ def cuda_units(folder):
         command = [toolkit.nvcc, *flags, target, *shlex.split(extra), f"-DFA4_KERNEL={name}", "-c", f"csrc/{file}"]
         units.append(Unit(name, command, folder / f"{name}.o", PTX / f"{name}.ptx", "_C_cuda"))
     compiler = [*c_compiler(), *COMMON, f"-isystem{toolkit.top / 'include'}", "-DFA4_CUDA", "-c"]
-    for source in ["csrc/dispatch.c", *map(str, sorted([*Path("csrc").glob("sm*/*.c"), *Path("csrc/cuda").glob("*.c")]))]:
+    for source in [
+        "csrc/dispatch.c",
+        *map(str, sorted([*Path("csrc").glob("sm*/*.c"), *Path("csrc/cuda").glob("*.c")])),
+    ]:
         name = "cuda_" + source.removeprefix("csrc/").removesuffix(".c").replace("/", "_")
         units.append(Unit(name, [*compiler, source], folder / f"{name}.o", belongs="_C_cuda"))
     return units, toolkit

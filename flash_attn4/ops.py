@@ -4,7 +4,7 @@ spells fa4::; what they compute is in csrc, and csrc/torch/cpu.cpp has their sch
     torch.ops.fa4.fwd(q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None) -> (out, lse)
     torch.ops.fa4.bwd(dout, dlse, q, k, v, out, lse, attn_mask, len_kv, lo, hi, scale) -> (dq, dk, dv)
 
-q is [batch, heads_q, len_q, dim], k [batch, heads_kv, len_kv, dim], v [batch, heads_kv, len_kv, dim_v], with any strides.
+q is [batch, heads_q, len_q, dim], k [batch, heads_kv, len_kv, dim], v [batch, heads_kv, len_kv, dim_v], any strides.
 Query i sees key j when lo <= j - i <= hi (None: open), j < len_kv[batch] (int32), and attn_mask (bool, or numbers added
 to the scaled scores; broadcast to [batch, heads_q, len_q, len_kv]) allows it. scale None is 1 / sqrt(dim). out has
 strides in the order of q's, lse is the natural log of the sum of exponentials, [batch, heads_q, len_q].

@@ -1,0 +1,438 @@
+"""The functions that users call: what they meant, checked, and given to the operator or to PyTorch."""
+
+import dataclasses
+import functools
+import math
+import os
+import warnings
+
+import torch
+import torch.nn.functional as F
+
+from . import _C, ops
+from .sdpa import Handle
+
+# ---- falling back to PyTorch
+
+_MODES = ("warn", "silent", "error")
+_mode = os.environ.get("FA4_FALLBACK") or "warn"
+if _mode not in _MODES:
+    raise ValueError(f"FA4_FALLBACK is {_mode!r}, and it must be one of {', '.join(_MODES)}")
+_announced = set()
+
+
+def set_fallback(mode):
+    """What scaled_dot_product_attention does with a call that our kernels cannot run.
+
+    mode: "warn" (the default): PyTorch runs it, and a warning says why, once for each reason; "silent": PyTorch runs
+        it; "error": NotImplementedError says why. The environment variable FA4_FALLBACK sets it for a process.
+
+    Returns a handle: handle.remove(), or `with set_fallback(...):`, sets what was there before.
+    Raises ValueError for another mode.
+    """
+    global _mode
+    if mode not in _MODES:
+        raise ValueError(f"mode is {mode!r}, and it must be one of {', '.join(map(repr, _MODES))}")
+    before, _mode = _mode, mode
+    return Handle(lambda _: _restore(before))
+
+
+def _restore(mode):
+    global _mode
+    _mode = mode
+
+
+def _announce(reason):
+    if _mode == "error":
+        raise NotImplementedError(f"flash_attn4 cannot run this, and fallback is forbidden: {reason}")
+    if _mode == "warn" and not torch.compiler.is_compiling() and reason not in _announced:
+        _announced.add(reason)
+        warnings.warn(f"flash_attn4: PyTorch runs this call: {reason}", RuntimeWarning, stacklevel=4)
+
+
+# ---- checks that both functions make
+
+
+def _describe(names, values):
+    return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+
+
+def _check_tensors(q, k, v, names):
+    for name, tensor in zip(names, (q, k, v), strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, and it is {type(tensor).__name__}")
+    if not q.device == k.device == v.device:
+        found = _describe(names, (q.device, k.device, v.device))
+        raise ValueError(f"{', '.join(names)} must be on one device: {found}")
+    if not q.dtype == k.dtype == v.dtype:
+        found = _describe(names, (q.dtype, k.dtype, v.dtype))
+        raise ValueError(f"{', '.join(names)} must have one dtype: {found}")
+
+
+def _check_scale(name, scale):
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"{name} must be finite, and it is {scale}")
+
+
+def _autocast(q, *tensors):
+    """Tensors as torch.autocast would give them to SDPA."""
+    dtype = ops.autocast_dtype(q.device.type)
+    return (q, *tensors) if dtype is None else tuple(ops.cast(tensor, dtype) for tensor in (q, *tensors))
+
+
+def _differentiates_with_functorch():
+    """Whether torch.func.grad, jvp or the like is active; they do not see an operator's autograd rule. vmap does."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    stack = torch._C._functorch.get_interpreter_stack()
+    return any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack)
+
+
+# ---- SDPA
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """Layout [..., heads, len, dim]: torch.nn.functional.scaled_dot_product_attention on our kernels.
+
+    out = softmax(scale * query keyᵀ + attn_mask) value, with PyTorch's signature, meaning and gradients.
+
+    query: [..., len_q, dim], of float16, bfloat16, float32 or float64, with any strides.
+    key: [..., len_kv, dim]; value: [..., len_kv, dim_v]; the dtype and device of query. Leading dimensions broadcast.
+    attn_mask: broadcasts to [..., len_q, len_kv]; bool (True: takes part in attention), or numbers of query's dtype or
+        float32 that are added to the scaled scores.
+    dropout_p: probability of dropping a weight, applied whenever it is above 0, training or not. PyTorch runs it.
+    is_causal: query i sees keys 0..i, aligned at the top left whatever the lengths; not together with attn_mask.
+    scale: a finite number; None: 1 / sqrt(dim).
+    enable_gqa: dimension -3 is heads, and that of key and value may divide query's.
+
+    Returns [..., len_q, dim_v], strides in the order of query's. A query that sees no key gives 0.
+
+    What our kernels cannot run (dropout_p > 0, a mask that requires grad, a head dim over 256, a device without
+    kernels, nested tensors) goes to PyTorch's function, with a warning once for each reason: see set_fallback.
+    Under torch.autocast, query, key, value and a mask of numbers are cast as PyTorch casts them.
+
+    Raises ValueError when dtypes, devices or shapes do not fit, TypeError for what is no tensor, and what PyTorch's
+    function raises for what it refuses.
+
+    Method: FlashAttention-4, arXiv 2603.05451.
+    """
+    if not isinstance(query, torch.Tensor) or query.is_nested:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    call = functools.partial(
+        F.scaled_dot_product_attention,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+    if _differentiates_with_functorch():
+        return call(query, key, value, attn_mask)
+    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    _check_tensors(query, key, value, ("query", "key", "value"))
+    reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if reason is None:
+        shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
+        reason = shapes if isinstance(shapes, str) else _kernel_reason(query, key, value, attn_mask, scale, shapes)
+    if reason:
+        _announce(reason)
+        return call(query, key, value, attn_mask)
+    q, k, v, mask, leading = shapes
+    out, _ = ops.fwd(q, k, v, mask, None, None, 0 if is_causal else None, scale)
+    return out if leading is None else out.reshape(*leading, out.shape[-2], out.shape[-1])
+
+
+def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    """Why only PyTorch can answer (or refuse) this call, before its shapes are looked at; or None."""
+    if dropout_p > 0:
+        return "dropout_p is above 0"
+    if attn_mask is not None:
+        if is_causal:
+            return "attn_mask and is_causal are both given"
+        if not isinstance(attn_mask, torch.Tensor):
+            return "attn_mask is no tensor"
+        if type(attn_mask).__module__ == "torch.nn.attention.bias":
+            return f"attn_mask is a {type(attn_mask).__name__}"
+        if attn_mask.requires_grad and torch.is_grad_enabled():
+            return "attn_mask requires grad"
+        if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+            return f"attn_mask is {attn_mask.dtype} with a query of {query.dtype}"
+        if attn_mask.device != query.device:
+            raise ValueError(f"attn_mask must be on query's device {query.device}, and it is on {attn_mask.device}")
+    if scale is not None and not math.isfinite(scale):
+        return f"scale is {scale}"
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() < 2:
+            return f"{name} has {tensor.dim()} dimensions"
+        if tensor.shape[-1] == 0:
+            return f"{name} has head dim 0"
+    return None
+
+
+def _kernel_reason(query, key, value, attn_mask, scale, shapes):
+    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+    q, k, v, _, _ = shapes
+    return ops.unsupported(q, k, v, attn_mask, scale, backward=wants_grad)
+
+
+def _sdpa_shapes(query, key, value, attn_mask, enable_gqa):
+    """query, key, value and attn_mask as the operator takes them, and the leading dimensions of the result (None: it is
+    already right); or why PyTorch must run this."""
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"head dims of query and key differ: {query.shape[-1]} and {key.shape[-1]}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"lengths of key and value differ: {key.shape[-2]} and {value.shape[-2]}")
+    if enable_gqa:
+        if min(query.dim(), key.dim(), value.dim()) < 3:
+            return "enable_gqa needs a dimension of heads"
+        if key.shape[-3] != value.shape[-3]:
+            return "key and value differ in heads"
+        if key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:
+            heads = f"{query.shape[-3]} and {key.shape[-3]}"
+            raise ValueError(f"query's heads must be a whole multiple of key's and value's: {heads}")
+    if query.dim() == key.dim() == value.dim() == 4 and (
+        query.shape[:2] == key.shape[:2] == value.shape[:2]
+        or (enable_gqa and query.shape[0] == key.shape[0] == value.shape[0])
+    ):
+        if attn_mask is not None:
+            _check_mask(attn_mask, (*query.shape[:-1], key.shape[-2]))
+            if attn_mask.dim() > 4:
+                return f"attn_mask has {attn_mask.dim()} dimensions"
+        return query, key, value, attn_mask, None
+
+    # Any rank: leading dimensions broadcast, all but the last of them become the batch.
+    kept = 3 if enable_gqa else 2
+    try:
+        leading = torch.broadcast_shapes(query.shape[:-kept], key.shape[:-kept], value.shape[:-kept])
+    except RuntimeError:
+        shapes = _describe(("query", "key", "value"), (tuple(x.shape) for x in (query, key, value)))
+        raise ValueError(f"leading dimensions do not broadcast: {shapes}") from None
+    batch, heads = (leading, (query.shape[-3],)) if enable_gqa else (leading[:-1], leading[-1:])
+
+    def as_4d(tensor):
+        heads_of = tensor.shape[-3:-2] if enable_gqa else heads
+        whole = tensor.expand(*batch, *heads_of, *tensor.shape[-2:])
+        return whole.reshape(math.prod(batch), *(heads_of or (1,)), *tensor.shape[-2:])
+
+    result = (*batch, *heads)
+    if attn_mask is not None:
+        expected = (*result, query.shape[-2], key.shape[-2])
+        _check_mask(attn_mask, expected)
+        attn_mask = attn_mask.expand(expected).reshape(math.prod(batch), *(heads or (1,)), *expected[-2:])
+    return as_4d(query), as_4d(key), as_4d(value), attn_mask, result
+
+
+def _check_mask(mask, expected):
+    rank = len(expected)
+    if mask.dim() > rank or any(
+        n != 1 and n != m for n, m in zip(reversed(mask.shape), reversed(expected), strict=False)
+    ):
+        raise ValueError(
+            f"attn_mask has shape {tuple(mask.shape)}, "
+            f"which does not broadcast to {tuple(expected)} [..., len_q, len_kv]"
+        )
+
+
+# ---- the flash packages' function
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window_size=(None, None),
+    softmax_scale=None,
+    return_lse=False,
+    dropout_p=0.0,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=True,
+):
+    """Layout [batch, len, heads, dim]: attention with the flash-attention packages' words.
+
+    out = softmax(softmax_scale * q kᵀ) v over the keys that a query sees, with gradients for q, k, v.
+
+    q: [batch, len_q, heads_q, dim], of float16, bfloat16, float32 or float64, with any strides; dim from 1 to 256.
+    k: [batch, len_kv, heads_kv, dim]; v: [batch, len_kv, heads_kv, dim_v]; heads_kv divides heads_q.
+    causal: the last query sees all keys, each earlier one a key less: aligned at the bottom right, unlike SDPA's
+        is_causal. Query i sees key j when j <= i + len_kv - len_q.
+    window_size: (left, right): a query also sees only keys at most left before and right behind its own place,
+        i + len_kv - len_q. None or -1 leaves a side open; None alone both. causal makes right 0.
+    softmax_scale: a finite number; None: 1 / sqrt(dim).
+    return_lse: return (out, lse).
+    deterministic: accepted; the gradient is always deterministic.
+    dropout_p, softcap, alibi_slopes: not implemented; the values given here are the only ones.
+
+    Returns out [batch, len_q, heads_q, dim_v], strides in the order of q's, and with return_lse also lse, the natural
+    log of the sum of exponentials, [batch, heads_q, len_q] in float32 (float64 for float64). A query that sees no key
+    gives 0 and -inf. Under torch.autocast, q, k and v are cast as for SDPA.
+
+    Raises ValueError when a shape, dtype, device or number does not fit, TypeError for what is no tensor, and
+    NotImplementedError for what no kernel here can do; each says what came and what is allowed.
+
+    Method: FlashAttention-4, arXiv 2603.05451.
+    """
+    for name, value, neutral in (
+        ("dropout_p", dropout_p, 0),
+        ("softcap", softcap, 0),
+        ("alibi_slopes", alibi_slopes, None),
+    ):
+        if value is not None and value is not neutral and value != neutral:
+            raise NotImplementedError(f"{name} is not implemented: it must be {neutral}")
+    if all(isinstance(x, torch.Tensor) for x in (q, k, v)):
+        q, k, v = _autocast(q, k, v)
+    _check_tensors(q, k, v, ("q", "k", "v"))
+    _check_flash_shapes(q, k, v)
+    _check_scale("softmax_scale", softmax_scale)
+    lo, hi = _flash_band(causal, window_size, q.shape[1], k.shape[1])
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    reason = ops.unsupported(q, k, v, None, softmax_scale, backward=wants_grad)
+    if reason:
+        raise NotImplementedError(reason)
+    if _differentiates_with_functorch():
+        out, lse = _by_formula(q, k, v, lo, hi, softmax_scale)
+    else:
+        out, lse = ops.fwd(q, k, v, None, None, lo, hi, softmax_scale)
+    out = out.transpose(1, 2)
+    return (out, lse) if return_lse else out
+
+
+def _check_flash_shapes(q, k, v):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} must be [batch, len, heads, dim], and it has {tensor.dim()} dimensions")
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise ValueError(f"batch of q, k and v differ: {q.shape[0]}, {k.shape[0]} and {v.shape[0]}")
+    if k.shape[1] != v.shape[1]:
+        raise ValueError(f"lengths of k and v differ: {k.shape[1]} and {v.shape[1]}")
+    if k.shape[2] != v.shape[2]:
+        raise ValueError(f"heads of k and v differ: {k.shape[2]} and {v.shape[2]}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"head dims of q and k differ: {q.shape[3]} and {k.shape[3]}")
+    if (k.shape[2] == 0 and q.shape[2] != 0) or (k.shape[2] != 0 and q.shape[2] % k.shape[2] != 0):
+        raise ValueError(f"q's heads must be a whole multiple of k's and v's: {q.shape[2]} and {k.shape[2]}")
+
+
+def _flash_band(causal, window_size, len_q, len_kv):
+    """lo and hi of the band; None is an open side."""
+    sides = (None, None) if window_size is None else tuple(window_size)
+    if len(sides) != 2:
+        raise ValueError(f"window_size must be (left, right), and it has {len(sides)} values")
+    for name, side in zip(("left", "right"), sides, strict=True):
+        if side is not None and (not isinstance(side, (int, torch.SymInt)) or side < -1):
+            raise ValueError(f"window_size: {name} must be None, -1 or a whole number from 0 on, and it is {side!r}")
+    left, right = (None if side is not None and side == -1 else side for side in sides)
+    if causal:
+        right = 0
+    offset = len_kv - len_q
+    return None if left is None else offset - left, None if right is None else offset + right
+
+
+def _by_formula(q, k, v, lo, hi, scale):
+    """out and lse by PyTorch's own operators, which every transform of torch.func knows."""
+    distance = torch.arange(k.shape[2], device=q.device) - torch.arange(q.shape[2], device=q.device).unsqueeze(1)
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if lo is not None:
+        seen = seen & (distance >= lo)
+    if hi is not None:
+        seen = seen & (distance <= hi)
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    scores = q.to(compute) @ k.to(compute).transpose(2, 3) * scale
+    scores = scores.masked_fill(~seen, -math.inf)
+    lse = torch.logsumexp(scores, -1)
+    sees = seen.any(-1, keepdim=True)  # a row that sees no key: weights 0, where softmax has NaN
+    p = torch.softmax(scores.masked_fill(~sees, 0), -1).masked_fill(~seen, 0)
+    return (p @ v.to(compute)).to(q.dtype), lse
+
+
+# ---- what would run
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What explain() found. str() and print() give it as sentences."""
+
+    backend: str  #: "cpu", "sm_90", "sm_100"; "pytorch" when our kernels cannot run the call
+    isa: str | None  #: the CPU's instruction set that would run it
+    reason: str | None  #: why our kernels cannot run it
+    not_faster: dict  #: {faster backend or instruction set: why it is not used}
+
+    def __str__(self):
+        if self.reason:
+            lines = [f"PyTorch would run this: {self.reason}."]
+        else:
+            lines = [f"flash_attn4 would run this on {self.backend}" + (f" with {self.isa}." if self.isa else ".")]
+        return "\n".join([*lines, *(f"  not {name}: {why}" for name, why in self.not_faster.items())])
+
+
+def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=None):
+    """Layout [..., heads, len, dim]: which backend would run this call of SDPA, and why no faster one.
+
+    Takes what scaled_dot_product_attention takes (enable_gqa None: as the heads of key ask), runs nothing, and returns
+    an Explanation to print. Raises what scaled_dot_product_attention raises for arguments that do not fit.
+    """
+    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    _check_tensors(query, key, value, ("query", "key", "value"))
+    if enable_gqa is None:
+        enable_gqa = min(query.dim(), key.dim(), value.dim()) >= 3 and query.shape[-3] != key.shape[-3]
+    reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if reason is None:
+        shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
+        reason = shapes if isinstance(shapes, str) else _kernel_reason(query, key, value, attn_mask, scale, shapes)
+    if reason:
+        return Explanation("pytorch", None, reason, {})
+    if query.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(query.device)
+        return Explanation(f"sm_{major}{minor}", None, None, {})
+    used = _C.isa_in_use()
+    not_faster = {name: why for name, why in backends().items() if name != "cpu"}
+    for name, why in _C.isas():
+        if name == used:
+            break
+        not_faster[name] = why or "another instruction set was asked for"
+    if not any(name.startswith("sm_") and why is None for name, why in not_faster.items()):
+        return Explanation("cpu", used, None, not_faster)
+    return Explanation("cpu", used, None, {n: w or "the tensors are on the CPU" for n, w in not_faster.items()})
+
+
+# ---- what is there
+
+
+def backends():
+    """{"cpu": None or why it cannot run, "sm_90": ..., "sm_100": ...}: each machine that has kernels, and why it is not
+    there."""
+    found = {"cpu": ops.ask(False, ops.CPU, "float32", 64, 64)}
+    for arch in (90, 100):
+        reason = ops.ask(False, arch, "float16", 64, 64)
+        if reason is None and not any(
+            10 * major + minor in range(arch, arch + 10)
+            for major, minor in map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
+        ):
+            reason = "there is no such GPU here"
+        found[f"sm_{arch}"] = reason
+    return found
+
+
+def cpu_isa():
+    """Name of the CPU instruction set in use: "avx512_bf16", "avx512", "avx2" or "generic"."""
+    return _C.isa_in_use()
+
+
+def cpu_isas():
+    """{name: None, or why this machine cannot run it}, best first."""
+    return dict(_C.isas())
+
+
+def call_counts():
+    """{entry: how often it ran in this process}: "fwd" and "bwd" are the operators, "sdpa_fwd" and "sdpa_bwd" are
+    PyTorch's own calls that enable_sdpa() put on our kernels, "sdpa_math" those that they could not run."""
+    return _C.calls()
