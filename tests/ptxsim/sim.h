@@ -185,11 +185,14 @@ typedef struct kernel {
     type *reg_type; // by register index; the module's functions have the first ones, so that a call needs no copies
     int regs;
     variable *variables; // module scope first, then parameters, then the kernel's own
-    int nvariables, nparams, first_param;
-    size_t param_bytes, shared_bytes /* static */, local_bytes;
+    int nvariables, nparams, first_param, returns; // returns: so many of the parameters are return values (functions)
+    size_t param_bytes, shared_bytes /* static, after the reserved 1024 */;
+    size_t frame_bytes, local_bytes; // a thread's local memory: this function's own, and with all that it may call
     int maxntid[3], reqntid[3], minnctapersm, reqnctapercluster[3], maxnreg; // 0: not given
     bool explicit_cluster;
 } kernel;
+
+enum { SHARED_RESERVED = 1024 }; // the shared window's first bytes, which belong to the system
 
 struct module {
     int version;     // 10 * major + minor
@@ -197,10 +200,18 @@ struct module {
     char sm_suffix;  // 'a', 'f' or 0
     kernel *kernels; // entries and functions
     int count;
-    const char **files; // .file
+    const char **files; // .file, by its number
     int nfiles;
-    char *error; // "line 12: unknown instruction: foo.bar" ...
+    inst *insts;
+    variable *globals; // module scope; the start of every kernel's variables
+    int nglobals;
+    struct arena *memory; // names, operands
 };
+// parse.c. NULL on failure, with the reason in error. unknown, when given: what decode refuses is written there, a line
+// each, and the parse goes on.
+module *module_parse(const char *text, char *error, size_t error_size, FILE *unknown);
+void module_free(module *m);
+int special_index(const char *name, size_t length); // special.c: "%tid.x", or -1
 
 // One row of the instruction table (decode.c collects the rows of all parts). decode checks modifiers, operands and
 // target, fills exec, p, q, klass, flags; it returns NULL, or what is wrong ("modifier .foo").
@@ -215,6 +226,8 @@ extern const inst_row scalar_rows[], warp_rows[], control_rows[], memory_rows[],
 // Helpers for decoders. mod_index: position of a modifier or -1. mods_only: NULL when every modifier is in the list
 // (NULL-terminated), else the first that is not. target_has: kernel's target is at least this, by family and suffix:
 // FEATURE_* below.
+// Finds the row and has it decode. NULL, or what is wrong; *unknown: no row takes this opcode.
+const char *decode(inst *in, const kernel *k, bool *unknown);
 int mod_index(const inst *in, const char *name);
 const char *mods_only(const inst *in, const char *const *allowed);
 type type_from(const char *modifier); // T_NONE when it is no type
@@ -462,6 +475,9 @@ bool agent_reduce_shared(agent *a, cta *c, uint32_t offset, size_t size, const v
 // tcgen05's.
 typedef enum { TENSOR_MMA, TENSOR_CP, TENSOR_SHIFT } tensor_kind;
 void agent_tensor(agent *a, tensor_kind kind, uint64_t tile);
+// tcgen05.dealloc: every access to these columns must be known complete to the warp; then they are poison again and all
+// accesses are forgotten. false: a finding.
+bool order_tmem_free(warp *w, const inst *in, int column0, int columns);
 
 // Knowledge of threads. A signal is where releases are left and acquires taken: one in each mbarrier phase, named
 // barrier, cluster barrier, warp barrier, and atomic location.
