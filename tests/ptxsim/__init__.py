@@ -74,7 +74,7 @@ _kept = {}  # device address -> the array that alloc was given
 
 
 def _is_array(x):
-    return isinstance(x, numpy.ndarray) or type(x).__module__.split(".")[0] == "torch" and hasattr(x, "data_ptr")
+    return isinstance(x, numpy.ndarray) or (type(x).__module__.split(".")[0] == "torch" and hasattr(x, "data_ptr"))
 
 
 def _extent(array):
@@ -171,7 +171,7 @@ class Found(typing.NamedTuple):
 
 
 class Report:
-    """What a run showed. practice: how often "P1" to "P5" and "A1" were needed. executed: lane-instructions by class."""
+    """What a run showed. practice: how often "P1" .. "P5", "A1" were needed. executed: lane-instructions by class."""
 
     def __init__(self, raw):
         self.finished = raw["finished"]

@@ -11,10 +11,10 @@ from ptxsim.build import OUTPUT
 os.environ.setdefault("TRITON_CACHE_DIR", str(OUTPUT / "triton"))
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-import triton  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction  # noqa: E402
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 # torch's name, Triton's, the tensor map's
 TYPES = {
