@@ -260,7 +260,8 @@ struct warp {
     int reg_limit;               // setmaxnreg
     struct tensor_state *tensor; // tcgen05.c: pending loads and stores, each lane's last MMA
     struct wgmma_state *wgmma;   // wgmma.c
-    struct thread_order *order;  // [LANES], order.c
+    struct thread_order *order;  // order.c
+    struct local_memory *local;  // memory.c
     void *async_state;           // async.c: groups per lane and per warp
     struct sched_state *sched;
 };
@@ -295,6 +296,7 @@ struct cluster {
     struct cluster_barrier *barrier;
     int clocks;    // components of clock vectors handed out so far
     uint64_t step; // progress counter: any visible change increments it
+    struct cluster_order *order;
     struct report_buffer *report;
 };
 
@@ -310,6 +312,7 @@ struct grid {
     bool strict_mma_order; // A1 off
     int index;             // in the stream
     bool dependent;        // launched programmatically: earlier grids are known complete only after griddepcontrol.wait
+    uint32_t first_serial; // order.c: of the first cluster that started; 0 before
     struct launch *launch; // launch.c
 };
 
@@ -439,6 +442,9 @@ typedef enum {
     STREAM_MBARRIER
 } stream;
 agent *agent_issue(warp *w, const inst *in, int lane, stream s, proxy p);
+// Of STREAM_MBARRIER: the barrier that it completes on. Said before its first access, and again when it goes on to a
+// part that completes on another barrier. The phase is the one that is current when the access happens.
+void agent_completes_on(agent *a, cta *owner, uint32_t offset);
 agent *agent_retain(agent *a);
 void agent_release(agent *a);
 place agent_place(const agent *a);
@@ -497,7 +503,14 @@ enum { FENCE_SHARED = 1, FENCE_GLOBAL = 2 };
 void order_tcgen05_before(warp *w, uint32_t mask);
 void order_tcgen05_after(warp *w, uint32_t mask);
 void order_mbarrier_init(warp *w, int lane);     // fence.mbarrier_init
-void order_program_step(warp *w, uint32_t mask); // new epoch of these lanes, after a release
+void order_program_step(warp *w, uint32_t mask); // new epoch of these lanes, after a release (which does it itself)
+// barrier.cluster.arrive.relaxed and the like: carries what tcgen05.fence::before_thread_sync, commits and
+// fence.mbarrier_init have published, and no ordinary memory.
+void order_release_relaxed(warp *w, uint32_t mask, signal *s, scope sc);
+void order_acquire_relaxed(warp *w, uint32_t mask, const signal *s, scope sc);
+// These lanes exit. When they are the last of the CTA: a peer or an operation that may still touch its shared memory or
+// signal its mbarriers is a finding (false). The scheduler sets exited after it.
+bool order_exit(warp *w, const inst *in, uint32_t mask);
 
 // ------------------------------------------------------------------------------------------ pending operations
 

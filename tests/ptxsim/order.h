@@ -1,0 +1,229 @@
+// What memory.c, order.c, mbarrier.c and async.c share: happens-before and its shadow of memory.
+//
+// A component is a thread of the cluster, a stream of asynchronous operations of one thread or warp, or an mbarrier
+// (its number counts phases). An access is known by (component, number), and a clock vector says up to which number of
+// every component somebody knows. What somebody knows depends on how it looks:
+//     generic        by loads and stores of threads (scopes obeyed)
+//     lax            the same as if every scope were wide enough (only for P3, and to say "scope" instead of "race")
+//     async shared,  by the async proxy: a thread's own accesses get in by its own fence.proxy.async and no other's
+//     async global
+//     tensor         by tcgen05 operations on tensor memory: moved over from the channel by fence::after_thread_sync
+//     channel        what synchronisation carries for the tensor view, relaxed or not: filled by
+//                    fence::before_thread_sync and commits; also inits of mbarriers after fence.mbarrier_init
+#ifndef PTXSIM_ORDER_H
+#define PTXSIM_ORDER_H
+
+#include "sim.h"
+
+enum { STREAMS = STREAM_MBARRIER + 1 };
+typedef enum { K_GENERIC, K_LAX, K_ASYNC_SHARED, K_ASYNC_GLOBAL, K_TENSOR, K_CHANNEL, K_COUNT } view_kind;
+
+struct clock_vector {
+    int refs;
+    uint32_t n, room; // components at and after n: 0
+    uint32_t v[];
+};
+
+// Immutable once shared, so that lanes, operations and signals may point to one.
+typedef struct knowledge {
+    int refs;
+    bool grids_done; // what earlier grids did is known
+    clock_vector *of[K_COUNT];
+    struct foreign *foreign; // of other clusters, through global memory; or NULL
+} knowledge;
+
+// Whose eyes an access is checked with: a thread's now, or its when it issued an operation.
+typedef struct {
+    knowledge *k;
+    uint32_t self;   // the thread's component; its accesses up to number epoch are before
+    uint32_t epoch;
+    uint32_t fenced[2];     // its generic accesses up to this are visible to the async proxy: shared, global
+    uint32_t done[STREAMS]; // its own streams (and its warp's) are known complete up to this
+    uint32_t cp_fenced[2];  // of STREAM_CP_ASYNC (generic proxy): fenced up to this
+} view;
+
+struct agent {
+    int refs;
+    cluster *c;
+    warp *w;
+    const inst *in;
+    int lane;
+    stream s;
+    proxy p;
+    view v;
+    uint32_t component, number; // STREAM_MBARRIER: of the barrier and its phase, known when the operation runs
+    bool tensor;
+    tensor_kind kind;
+    uint32_t tile;
+};
+
+typedef struct {
+    uint32_t owner; // threads: itself; streams: the thread, or the first of the warp
+    int16_t stream; // -1: a thread
+    bool warp_wide;
+    uint32_t tensor; // index in the tensor and channel vectors, or UINT32_MAX
+} component;
+
+typedef struct {
+    view lane[LANES];
+    uint32_t base;  // component of lane 0
+    uint32_t epoch; // of all lanes: grows at every release or fence of any
+    uint32_t component[STREAMS]; // the warp's own streams, 0: none yet
+    uint32_t issued[STREAMS];
+    uint32_t lane_component[LANES][STREAMS];
+    uint32_t lane_issued[LANES][STREAMS];
+    uint32_t inits[LANES], init_component[LANES]; // mbarrier.init: index in the channel vector, 0: none
+    knowledge *fence[LANES];    // at the last fence: what a relaxed store after it releases
+    scope fence_scope[LANES];
+    knowledge *observed[LANES]; // by relaxed loads: what a fence after them acquires
+} warp_order;
+
+static inline warp_order *order_of(const warp *w)
+{
+    return (warp_order *)w->order;
+}
+
+// ------------------------------------------------------------------------------------------------------- shadows
+
+// One access in the history of a cell. A cell is 16 bytes of memory, or one column of 16 lanes of TMEM.
+enum { ENTRY_WRITE = 1, ENTRY_OPERATION = 2, ENTRY_STRONG = 4, ENTRY_ATOMIC = 8 };
+typedef struct {
+    const inst *in;
+    uint32_t component; // of threads: that of lane 0 of the warp, with the lanes
+    uint32_t number;
+    uint32_t lanes;   // of operations: the component of the issuing thread
+    uint32_t cluster; // global memory: the serial of the cluster; else 0
+    uint16_t mask;    // bytes of the cell, or lanes
+    uint8_t flags, scope;
+    uint32_t tile; // tcgen05 operations: kind and accumulator
+} entry;
+
+typedef struct history {
+    uint32_t refs;
+    uint16_t count, log2_room;
+    struct history *next; // in the free list
+    entry e[];
+} history;
+
+typedef struct {
+    history *free[16];
+    void *blocks;
+    char *bump;
+    size_t left;
+} history_pool;
+void history_pool_free(history_pool *p);
+
+typedef enum { D_GENERIC, D_ASYNC_SHARED, D_ASYNC_GLOBAL, D_TENSOR } domain;
+typedef struct {
+    const view *v;
+    cluster *c;
+    history_pool *pool;
+    domain d;
+    place at;
+    entry e; // to be recorded: without its mask
+    const char *what; // "shared memory"
+    const agent *agent;
+    history *memo_old[2], *memo_new[2]; // by full and partial mask
+    uint16_t memo_mask[2];
+} accessor;
+
+// Checks the access against the histories of n neighbouring cells, and adds it to them. false: a finding.
+bool cells_access(accessor *x, history **cell, size_t n, uint16_t mask);
+// The cells of `size` bytes from byte `offset` of an array of cells.
+bool cells_access_bytes(accessor *x, history **cells, uint64_t offset, size_t size);
+void accessor_end(accessor *x);
+void thread_accessor(accessor *x, warp *w, const inst *in, int lane, bool write, access_order o, scope sc, bool atomic);
+void agent_accessor(accessor *x, agent *a, domain d, bool write);
+
+struct shadow {
+    history **cell;
+    size_t cells;
+};
+
+// ------------------------------------------------------------------------------------------- clusters and signals
+
+struct cluster_order {
+    component *component;
+    uint32_t components, room, tensor_components;
+    history_pool pool;
+    uint32_t serial;        // of the cluster, all clusters of the process counted
+    uint32_t *cp_async;     // components of STREAM_CP_ASYNC
+    int cp_asyncs, cp_async_room;
+    int warps; // of a CTA
+    struct located *located; // signals of addresses in shared memory
+    clock_vector **exits;    // by CTA: what its exited threads knew
+    int *exited_threads;
+    agent *free_agents;
+};
+static inline struct cluster_order *cluster_order_of(const cluster *c)
+{
+    return c->order;
+}
+uint32_t component_new(cluster *c, int stream, uint32_t owner, bool warp_wide, bool tensor);
+place component_place(const cluster *c, const entry *e);
+
+bool vector_has(const clock_vector *v, uint32_t component, uint32_t number);
+// Raises one component in a signal, for everyone who acquires from it.
+void signal_raise(signal *s, const cta *by, uint32_t component, uint32_t number);
+// The same signal again: a snapshot that later releases do not change.
+signal *signal_copy(const signal *s);
+// Acquire and release of all that is relaxed: the channel only.
+void order_release_relaxed(warp *w, uint32_t mask, signal *s, scope sc);
+void order_acquire_relaxed(warp *w, uint32_t mask, const signal *s, scope sc);
+// Strong loads and stores of a thread to an address that others synchronise through. location: shared window address,
+// or global address.
+void order_strong_write(warp *w, int lane, bool global, uint64_t location, access_order o, scope sc, bool rmw);
+void order_strong_read(warp *w, int lane, bool global, uint64_t location, access_order o, scope sc);
+// An init of an mbarrier: its number in the channel; and whether a thread or an operation knows of it.
+uint32_t order_init_done(warp *w, int lane);
+void order_mbarrier_init_fence(warp *w, uint32_t mask);
+void order_fence(warp *w, uint32_t mask, scope sc);
+void order_proxy_fence_lanes(warp *w, uint32_t mask, int spaces);
+
+// -------------------------------------------------------------------------------------------------- address windows
+
+// Generic addresses: shared = WINDOW_SHARED + shared window address (rank << 24 | offset), and so on. Global addresses
+// are themselves.
+#define WINDOW_SHARED 0x0001000000000000u
+#define WINDOW_LOCAL 0x0002000000000000u
+#define WINDOW_PARAM 0x0003000000000000u
+#define WINDOW_GLOBAL 0x0000700000000000u
+#define WINDOW_MASK 0xffff000000000000u
+
+// memory.c: the cells behind a global address range within one page; locks the page's stripe until unlocked.
+typedef struct {
+    unsigned char *data;
+    uint8_t *poison;
+    history **cells; // of the page
+    history_pool *pool;
+    uint64_t offset; // of the address in the page
+    size_t size;     // up to the page's end
+    void *lock;
+} global_piece;
+enum { PAGE = 4096 };
+bool global_lock(uint64_t address, size_t size, global_piece *p);
+void global_unlock(global_piece *p);
+// "misses ... by n bytes": where an address outside every allocation is.
+const char *global_where(uint64_t address, char *text, size_t room);
+
+// Live mbarriers of a CTA: one bit for each 8 bytes of its shared window.
+struct mbarriers {
+    uint64_t live[(1 << 18) / 8 / 64];
+    struct mbarrier *first;
+    int count;
+};
+static inline bool mbarrier_in(const cta *c, uint32_t offset, size_t size)
+{
+    const struct mbarriers *m = c->mbarriers;
+    if (!m->count) return false;
+    uint32_t first = offset / 8, last = (uint32_t)(offset + size - 1) / 8;
+    for (uint32_t i = first; i <= last; i++)
+        if (m->live[i / 64] >> i % 64 & 1) return true;
+    return false;
+}
+// The component and number that an operation gets which completes on the barrier now. false: no live mbarrier there.
+bool mbarrier_clock(cta *owner, uint32_t offset, uint32_t *component, uint32_t *number);
+// Exit of the CTA: every signal to its mbarriers from elsewhere must be known to have arrived.
+bool mbarriers_exit(cta *c, const clock_vector *known, place at);
+
+#endif
