@@ -83,11 +83,11 @@ def _empty_dense(like, *size):
     return like.new_empty_strided(size, dense_like(size, like.stride()))
 
 
-def _check_inputs(q, k, v, attn_mask, len_kv):
+def _check_inputs(q, k, v, **others):
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         torch._check(tensor.dim() == 4, lambda n=name, t=tensor: f"flash_attn4: {n} has {t.dim()} dimensions, not 4")
         torch._check(tensor.dtype == q.dtype, lambda n=name, t=tensor: f"flash_attn4: {n} is {t.dtype}, q is {q.dtype}")
-    for name, tensor in (("k", k), ("v", v), ("attn_mask", attn_mask), ("len_kv", len_kv)):
+    for name, tensor in (("k", k), ("v", v), *others.items()):
         if tensor is not None:
             torch._check(tensor.device == q.device, lambda n=name: f"flash_attn4: {n} is on another device than q")
     torch._check(k.shape[0] == q.shape[0], lambda: "flash_attn4: k and q differ in batch")
@@ -98,7 +98,7 @@ def _check_inputs(q, k, v, attn_mask, len_kv):
 
 @torch.library.register_fake("fa4::fwd")
 def _(q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
-    _check_inputs(q, k, v, attn_mask, len_kv)
+    _check_inputs(q, k, v, attn_mask=attn_mask, len_kv=len_kv)
     batch, heads, len_q, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return _empty_dense(q, batch, heads, len_q, v.shape[3]), q.new_empty((batch, heads, len_q), dtype=lse_dtype)
@@ -106,7 +106,7 @@ def _(q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
 
 @torch.library.register_fake("fa4::bwd")
 def _(dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
-    _check_inputs(q, k, v, attn_mask, len_kv)
+    _check_inputs(q, k, v, attn_mask=attn_mask, len_kv=len_kv, dout=dout, dlse=dlse, out=out, lse=lse)
     return _empty_dense(q, *q.shape), _empty_dense(k, *k.shape), _empty_dense(v, *v.shape)
 
 

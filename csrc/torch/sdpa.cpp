@@ -87,7 +87,6 @@ void sdpa_fwd(StableIValue *stack, uint64_t, uint64_t)
     Cpu cpu;
     fa4_fwd_params params = {};
     describe_sdpa(call, cpu.machine, &params);
-    count(CALLS_SDPA_FWD);
     if (fa4_fwd_unsupported(&params, FA4_ARCH_CPU)) {
         StableIValue math[6] = {give(std::move(inputs.q)),    give(std::move(inputs.k)),
                                 give(std::move(inputs.v)),    give_optional(std::move(inputs.attn_mask)),
@@ -110,6 +109,7 @@ void sdpa_fwd(StableIValue *stack, uint64_t, uint64_t)
     params.lse = data_of(lse);
     if (fa4_fwd(&params, FA4_ARCH_CPU, cpu.machine.stream) != FA4_OK) fail("flash_attn4: %s", fa4_last_error());
     cpu.finish();
+    count(CALLS_SDPA_FWD);
 
     stack[0] = give(std::move(out));
     stack[1] = give(std::move(lse));
@@ -144,7 +144,6 @@ void sdpa_bwd(StableIValue *stack, uint64_t, uint64_t)
     fa4_fwd_params *fwd = &params.fwd;
     describe_sdpa(call, cpu.machine, fwd);
     describe_results(out, lse, dout, Tensor(), cpu.machine, &params);
-    count(CALLS_SDPA_BWD);
     if (fa4_bwd_unsupported(&params, FA4_ARCH_CPU)) {
         StableIValue math[9] = {give(std::move(dout)),
                                 give(std::move(inputs.q)),
@@ -172,6 +171,7 @@ void sdpa_bwd(StableIValue *stack, uint64_t, uint64_t)
     params.dv = data_of(dv);
     if (run_bwd(&params, cpu.machine) != FA4_OK) fail("flash_attn4: %s", fa4_last_error());
     cpu.finish();
+    count(CALLS_SDPA_BWD);
 
     stack[0] = give(std::move(dq));
     stack[1] = give(std::move(dk));
