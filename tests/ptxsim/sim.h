@@ -3,7 +3,8 @@
 //     parse.c      PTX text -> module, kernel, inst (unknown instruction or modifier: an error that prints it)
 //     decode.c     the table of instructions: who decodes what, for which target
 //     sched.c      clusters, CTAs, warps; divergence; which warp or pending operation runs next; deadlock
-//     scalar.c     arithmetic, logic, comparison, conversion, approximations
+//     scalar.c     arithmetic, logic, comparison, selection, moves
+//     convert.c    cvt                 special.c    special registers
 //     warp.c       shfl, vote, match, redux, elect, bar.warp.sync, activemask
 //     control.c    branches, call, exit, named and cluster barriers, setmaxnreg, griddepcontrol
 //     memory.c     address spaces, ld, st, atom, red, poison of memory, ldmatrix, stmatrix
@@ -212,6 +213,7 @@ struct module {
 module *module_parse(const char *text, char *error, size_t error_size, FILE *unknown);
 void module_free(module *m);
 int special_index(const char *name, size_t length); // special.c: "%tid.x", or -1
+bool special_is_64bit(int special);
 
 // One row of the instruction table (decode.c collects the rows of all parts). decode checks modifiers, operands and
 // target, fills exec, p, q, klass, flags; it returns NULL, or what is wrong ("modifier .foo").
@@ -220,7 +222,7 @@ typedef struct {
                         // a dot, wins
     const char *(*decode)(inst *in, const kernel *k);
 } inst_row;
-extern const inst_row scalar_rows[], warp_rows[], control_rows[], memory_rows[], order_rows[], mbarrier_rows[],
+extern const inst_row scalar_rows[], convert_rows[], warp_rows[], control_rows[], memory_rows[], order_rows[], mbarrier_rows[],
     async_rows[], tma_rows[], wgmma_rows[], tcgen05_rows[]; // each ends with {NULL, NULL}
 
 // Helpers for decoders. mod_index: position of a modifier or -1. mods_only: NULL when every modifier is in the list
@@ -305,6 +307,7 @@ struct grid {
     const kernel *kernel;
     int nctaid[3], ntid[3], cluster_dim[3];
     size_t dynamic_shared;
+    bool explicit_cluster;
     unsigned char *params; // the parameter block
     schedule schedule;
     uint64_t seed;
@@ -419,6 +422,8 @@ bool store_bytes(warp *w, const inst *in, int lane, space s, uint64_t address, i
                  uint32_t poison, access_order o, scope sc);
 // Shared window addresses are rank << 24 | offset, own ones too. NULL when the address is none of this cluster.
 cta *shared_owner(cluster *c, uint64_t address, uint32_t *offset);
+// The same for the operand of an instruction: a shared window address, or (generic) a generic one. tma.c.
+cta *shared_target(cluster *c, uint64_t address, bool generic, uint32_t *offset);
 // Device memory behind a global address range: host pointer, and its poison (a byte a byte); false when outside every
 // allocation.
 bool global_range(cluster *c, uint64_t address, size_t size, unsigned char **data, uint8_t **poison);
