@@ -1,8 +1,16 @@
-// The forward, one row at a time.
-#include "element.h"
+// The forward. A tile is some rows (queries of the heads that share a k and v) against all keys that they see:
+//
+//     for each block of keys:   pack k, transposed, and v
+//         for each few rows:    s = q kᵀ     mask     m = max     p = exp(s - m)     l += p     o += p v
+//
+// All of it stays in the caches; o, m and l are kept per row and rescaled when the maximum grows (online softmax). A
+// row's result is the same whatever rows are computed with it: blocks start at multiples of BLOCK_KV, and what a row
+// does not see adds zeros.
 #include "kernels.h"
+#include "tile.h"
 
-#include <math.h>
+#include <float.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #ifdef FA4_CPU_F64
@@ -13,74 +21,374 @@
 
 fa4_cpu_fwd_fn FWD;
 
+enum {
+    BLOCK_KV = 128,
+    BLOCK_DIM = 64,          // products summed in one chain: shorter ones, added up, round less
+    BLOCK_ROWS = 48,         // rows whose scores are in cache at a time
+    TILE_BYTES = 256 * 1024, // of q and o of a tile: part of a core's second-level cache
+    SERIAL_WORK = 1 << 18,   // multiply-adds below which threads cost more than they give
+    TILES_PER_THREAD = 4,
+    DIM_MAX = 256,
+};
+
 typedef struct {
     const fa4_fwd_params *p;
-    int failed;
+    int64_t group; // heads of q that share one of k and v
+    int64_t rows;  // of one head of k and v: row r is query r / group of the group's head r % group
+    int64_t tile_rows;
+    int64_t tiles_per_head;
+    int64_t tiles;
+    int64_t lo, hi;              // the band, within the lengths
+    real q_factor;               // q is multiplied by this: 1; -1 or 0 so that scale is positive
+    real scale;                  // > 0
+    int64_t q_row, s_row, o_row; // strides of the scratch
+    size_t scratch_size;
+    atomic_llong next_tile;
+    atomic_int failed;
 } fwd_context;
 
-// The number that the mask adds to a score: -inf hides the key.
-static double mask_at(const fa4_fwd_params *p, int64_t offset)
+// Where a tile works. m is scaled and natural; l is summed in VEC_LEN parts a row, by key modulo VEC_LEN.
+typedef struct {
+    real *q, *k, *v, *s, *o, *m, *l, *m_used, *rescale;
+} fwd_scratch;
+
+static int64_t round_up(int64_t n, int64_t multiple)
 {
-    switch (p->mask_type) {
-    case FA4_MASK_NONE: return 0;
-    case FA4_MASK_BOOL: return ((const uint8_t *)p->mask)[offset] ? 0 : -INFINITY;
-    case FA4_MASK_F16: return element_load(p->mask, FA4_F16, offset);
-    case FA4_MASK_BF16: return element_load(p->mask, FA4_BF16, offset);
-    case FA4_MASK_F32: return element_load(p->mask, FA4_F32, offset);
-    default: return element_load(p->mask, FA4_F64, offset);
-    }
+    return (n + multiple - 1) / multiple * multiple;
 }
 
-static void fwd_row(const fa4_fwd_params *p, int64_t b, int64_t h, int64_t i, double *s)
+static int64_t min_i64(int64_t a, int64_t b)
 {
-    int64_t h_kv = h / (p->heads_q / p->heads_kv), keys = p->len_kv_of ? p->len_kv_of[b] : p->len_kv;
-    int64_t q0 = b * p->stride_q[0] + h * p->stride_q[1] + i * p->stride_q[2];
-    int64_t k0 = b * p->stride_k[0] + h_kv * p->stride_k[1], v0 = b * p->stride_v[0] + h_kv * p->stride_v[1];
-    int64_t o0 = b * p->stride_o[0] + h * p->stride_o[1] + i * p->stride_o[2];
-    int64_t mask0 = b * p->stride_mask[0] + h * p->stride_mask[1] + i * p->stride_mask[2];
-    double m = -INFINITY, l = 0;
-    for (int64_t j = 0; j < keys; j++) {
-        double mask = p->mask_type == FA4_MASK_NONE ? 0 : mask_at(p, mask0 + j * p->stride_mask[3]);
-        s[j] = -INFINITY;
-        if (j - i < p->lo || j - i > p->hi || mask == -INFINITY) continue;
-        double dot = 0;
-        for (int64_t d = 0; d < p->dim; d++)
-            dot += element_load(p->q, p->dtype, q0 + d * p->stride_q[3]) *
-                   element_load(p->k, p->dtype, k0 + j * p->stride_k[2] + d * p->stride_k[3]);
-        s[j] = dot * p->scale + mask;
-        if (!(s[j] <= m)) m = s[j];
-    }
-    for (int64_t j = 0; j < keys; j++) l += s[j] == -INFINITY ? 0 : exp(s[j] - m);
-    for (int64_t d = 0; d < p->dim_v; d++) {
-        double o = 0;
-        for (int64_t j = 0; j < keys; j++)
-            if (s[j] != -INFINITY)
-                o += exp(s[j] - m) * element_load(p->v, p->dtype, v0 + j * p->stride_v[2] + d * p->stride_v[3]);
-        element_store(p->o, p->dtype, o0 + d * p->stride_o[3], l == 0 ? 0 : o / l);
-    }
-    element_store(p->lse, sizeof(real) == 8 ? FA4_F64 : FA4_F32,
-                  b * p->stride_lse[0] + h * p->stride_lse[1] + i * p->stride_lse[2], l == 0 ? -INFINITY : m + log(l));
+    return a < b ? a : b;
 }
 
-static void fwd_rows(void *context, int64_t begin, int64_t end)
+static int64_t max_i64(int64_t a, int64_t b)
 {
-    fwd_context *c = context;
+    return a > b ? a : b;
+}
+
+// Cuts memory into the scratch's parts; with NULL, only says how much they take.
+static size_t fwd_scratch_cut(const fwd_context *c, fwd_scratch *w, real *memory)
+{
     const fa4_fwd_params *p = c->p;
-    double *s = malloc((size_t)(p->len_kv + 1) * sizeof *s);
-    for (int64_t r = begin; s && r < end; r++)
-        fwd_row(p, r / p->len_q / p->heads_q, r / p->len_q % p->heads_q, r % p->len_q, s);
-    if (!s) c->failed = 1;
-    free(s);
+    int64_t rows = round_up(c->tile_rows, VEC_LEN), keys = min_i64(BLOCK_KV, p->len_kv);
+    const struct {
+        real **part;
+        int64_t size;
+    } parts[] = {
+        {&w->q, rows * c->q_row},
+        {&w->k, tile_packed_size(p->dim, keys)},
+        {&w->v, tile_packed_size(keys, p->dim_v)},
+        {&w->s, BLOCK_ROWS * c->s_row},
+        {&w->o, rows * c->o_row},
+        {&w->m, rows},
+        {&w->l, rows * VEC_LEN},
+        {&w->m_used, BLOCK_ROWS},
+        {&w->rescale, BLOCK_ROWS},
+    };
+    int64_t size = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (memory) *parts[i].part = memory + size;
+        size += round_up(parts[i].size, 64 / sizeof(real));
+    }
+    return (size_t)size * sizeof(real);
+}
+
+// A row of a tile, in the tensors.
+typedef struct {
+    int64_t h, i;
+} fwd_row;
+
+static fwd_row row_of(const fwd_context *c, int64_t h_kv, int64_t r)
+{
+    return (fwd_row){h_kv * c->group + r % c->group, r / c->group};
+}
+
+// Keys [first, last) that some query of [i_first, i_last] sees, by band and length.
+typedef struct {
+    int64_t first, last;
+} key_range;
+
+static key_range keys_seen(const fwd_context *c, int64_t i_first, int64_t i_last, int64_t keys)
+{
+    return (key_range){max_i64(0, i_first + c->lo), min_i64(keys, i_last + c->hi + 1)};
+}
+
+static void load_q(const fwd_context *c, const fwd_scratch *w, int64_t b, int64_t h_kv, int64_t r0, int64_t rows)
+{
+    const fa4_fwd_params *p = c->p;
+    for (int64_t r = 0; r < rows; r++) {
+        fwd_row row = row_of(c, h_kv, r0 + r);
+        const tile_source source = {p->q, p->dtype, 1, p->stride_q[3]};
+        real *q = w->q + r * c->q_row;
+        tile_load_row(q, &source, b * p->stride_q[0] + row.h * p->stride_q[1] + row.i * p->stride_q[2], p->dim);
+        if (c->q_factor != 1)
+            for (int64_t d = 0; d < p->dim; d++) q[d] *= c->q_factor;
+    }
+}
+
+// Whether none of n packed values is inf or NaN. n is a whole number of vectors.
+static int all_finite(const real *x, int64_t n)
+{
+    vec zeros = {0};
+    for (int64_t i = 0; i < n; i += VEC_LEN) zeros = vec_fma(vec_load(x + i), (vec){0}, zeros);
+    return vec_reduce_add(zeros) == 0;
+}
+
+// A finite number of an fp64 mask beyond fp32 stays finite, or it would hide a key that it only weighs down.
+static void keep_finite(real *added, const tile_source *source, int64_t offset, int64_t n)
+{
+    const double *mask = (const double *)source->base + offset;
+    for (int64_t x = 0; x < n; x++)
+        if (isinf(added[x]) && isfinite(mask[x * source->stride_col])) added[x] = added[x] < 0 ? -FLT_MAX : FLT_MAX;
+}
+
+// Scores of one row against n keys from j on: what is hidden becomes -inf. An additive mask makes them final (scaled).
+static void mask_row(const fwd_context *c, real *s, int64_t b, fwd_row row, int64_t j, int64_t n, int64_t keys)
+{
+    const fa4_fwd_params *p = c->p;
+    key_range seen = keys_seen(c, row.i, row.i, keys);
+    int64_t first = seen.first - j, last = seen.last - j;
+    int64_t offset = b * p->stride_mask[0] + row.h * p->stride_mask[1] + row.i * p->stride_mask[2];
+    int64_t there = min_i64(n, keys - j); // the mask has these; n is whole vectors
+    if (p->mask_type == FA4_MASK_BOOL) {
+        uint8_t keep[BLOCK_KV] = {0};
+        const uint8_t *mask = (const uint8_t *)p->mask + offset + j * p->stride_mask[3];
+        if (p->stride_mask[3] == 1) {
+            memcpy(keep, mask, (size_t)there);
+        } else {
+            for (int64_t x = 0; x < there; x++) keep[x] = mask[x * p->stride_mask[3]];
+        }
+        for (int64_t x = 0; x < n; x += VEC_LEN) vec_store(s + x, vec_keep_bytes(vec_load(s + x), keep + x, -INFINITY));
+    } else if (p->mask_type != FA4_MASK_NONE) {
+        static const fa4_dtype dtype_of[] = {
+            [FA4_MASK_F16] = FA4_F16, [FA4_MASK_BF16] = FA4_BF16, [FA4_MASK_F32] = FA4_F32, [FA4_MASK_F64] = FA4_F64};
+        real added[BLOCK_KV] = {0};
+        tile_source source = {p->mask, dtype_of[p->mask_type], 1, p->stride_mask[3]};
+        tile_load_row(added, &source, offset + j * p->stride_mask[3], there);
+        if (p->mask_type == FA4_MASK_F64 && sizeof(real) < 8)
+            keep_finite(added, &source, offset + j * p->stride_mask[3], there);
+        const vec hidden = vec_set1(-INFINITY);
+        for (int64_t x = 0; x < n; x += VEC_LEN) {
+            vec a = vec_load(added + x); // -inf hides whatever the score is, NaN too
+            vec sum = vec_fma(vec_load(s + x), vec_set1(c->scale), a);
+            vec_store(s + x, vec_select((veci)(a == hidden), hidden, sum));
+        }
+    }
+    if (first > 0 || last < n)
+        for (int64_t x = 0; x < n; x += VEC_LEN)
+            vec_store(s + x, vec_keep(vec_load(s + x), first - x, last - x, -INFINITY));
+}
+
+static real row_max(const real *s, int64_t n)
+{
+    vec max = vec_load(s);
+    for (int64_t x = VEC_LEN; x < n; x += VEC_LEN) max = vec_max(max, vec_load(s + x));
+    return vec_reduce_max(max);
+}
+
+// s becomes p = exp(scale s - m); returns the VEC_LEN parts of their sum.
+static vec row_exp(real *s, int64_t n, real scale, real m)
+{
+    vec sum = {0};
+    for (int64_t x = 0; x < n; x += VEC_LEN) {
+        vec e = vec_exp(vec_fma(vec_load(s + x), vec_set1(scale), vec_set1(-m)));
+        vec_store(s + x, e);
+        sum = sum + e;
+    }
+    return sum;
+}
+
+// o = rescale o + p v of one row, where v has an inf or a NaN: hidden keys, whose p is 0, must not touch it.
+static void row_product_checked(real *o, const real *p, const uint8_t *hidden, const real *v, int64_t keys,
+                                int64_t packed_keys, int64_t cols, real rescale)
+{
+    for (int64_t n = 0; n < cols; n += VEC_LEN) {
+        const real *panel = v + n / PANEL * PANEL * packed_keys + n % PANEL;
+        vec sum = {0};
+        for (int64_t j = 0; j < keys; j++)
+            if (!hidden[j]) sum = vec_fma(vec_set1(p[j]), vec_load(panel + j * PANEL), sum);
+        vec_store(o + n, vec_fma(vec_load(o + n), vec_set1(rescale), sum));
+    }
+}
+
+// Keys of a block, packed.
+typedef struct {
+    int64_t first; // key
+    int64_t keys;  // packed
+    int v_finite;
+} fwd_block;
+
+// Rows [r, r + rows) of the tile (r0 + r of the head) against one block.
+static void fwd_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block *block, int64_t b, int64_t h_kv,
+                     int64_t r0, int64_t r, int64_t rows, int64_t keys)
+{
+    const fa4_fwd_params *p = c->p;
+    key_range seen = keys_seen(c, row_of(c, h_kv, r0 + r).i, row_of(c, h_kv, r0 + r + rows - 1).i, keys);
+    int64_t seen_keys = min_i64(seen.last - block->first, block->keys);
+    if (seen_keys <= 0 || seen.first >= block->first + block->keys || seen.first >= seen.last) return;
+
+    int64_t n = round_up(seen_keys, VEC_LEN);
+    for (int64_t d = 0; d < p->dim; d += BLOCK_DIM)
+        tile_multiply((tile_product){.a = w->q + r * c->q_row + d,
+                                     .a_row = c->q_row,
+                                     .a_col = 1,
+                                     .b = w->k + d * PANEL,
+                                     .b_depth = p->dim,
+                                     .c = w->s,
+                                     .c_row = c->s_row,
+                                     .depth = min_i64(BLOCK_DIM, p->dim - d),
+                                     .mode = d ? TILE_ADD : TILE_SET},
+                      rows, n);
+
+    real scale = p->mask_type > FA4_MASK_BOOL ? 1 : c->scale; // an additive mask is added to scaled scores
+    real m_block[BLOCK_ROWS + VEC_LEN];
+    for (int64_t x = 0; x < rows; x++) {
+        fwd_row row = row_of(c, h_kv, r0 + r + x);
+        if (p->mask_type != FA4_MASK_NONE || row.i + c->lo > block->first || row.i + c->hi + 1 < block->first + n ||
+            seen_keys < n)
+            mask_row(c, w->s + x * c->s_row, b, row, block->first, n, keys);
+        m_block[x] = row_max(w->s + x * c->s_row, n) * scale;
+    }
+    for (int64_t x = 0; x < rows; x += VEC_LEN) {
+        // A row that has seen nothing yet: -inf - -inf would be NaN.
+        vec m = vec_load_n(w->m + r + x, rows - x), m_new = vec_max(m, vec_load_n(m_block + x, rows - x));
+        vec used = vec_select((veci)(m_new == vec_set1(-INFINITY)), (vec){0}, m_new);
+        vec_store(w->m_used + x, used);
+        vec_store(w->rescale + x, vec_exp(m - used));
+        vec_store_n(w->m + r + x, rows - x, m_new);
+    }
+    for (int64_t x = 0; x < rows; x++) {
+        real *s = w->s + x * c->s_row, *l = w->l + (r + x) * VEC_LEN, *o = w->o + (r + x) * c->o_row;
+        uint8_t hidden[BLOCK_KV];
+        if (!block->v_finite)
+            for (int64_t j = 0; j < n; j++) hidden[j] = s[j] == -INFINITY;
+        vec_store(l, vec_fma(vec_load(l), vec_set1(w->rescale[x]), row_exp(s, n, scale, w->m_used[x])));
+        if (!block->v_finite) row_product_checked(o, s, hidden, w->v, seen_keys, block->keys, p->dim_v, w->rescale[x]);
+    }
+    if (block->v_finite)
+        tile_multiply((tile_product){.a = w->s,
+                                     .a_row = c->s_row,
+                                     .a_col = 1,
+                                     .b = w->v,
+                                     .b_depth = block->keys,
+                                     .c = w->o + r * c->o_row,
+                                     .c_row = c->o_row,
+                                     .rescale = w->rescale,
+                                     .depth = seen_keys,
+                                     .mode = TILE_RESCALE_ADD},
+                      rows, p->dim_v);
+}
+
+// Natural logarithm of a finite x >= 1: 2^e (1 + t) with 1 + t between sqrt(1/2) and sqrt(2), then the series of
+// log((1 + u) / (1 - u)).
+static double log_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    int64_t e = (int64_t)(bits >> 52) - 1023;
+    bits = (bits & 0xfffffffffffff) | (uint64_t)1023 << 52;
+    double y, sum = 0;
+    memcpy(&y, &bits, sizeof y);
+    if (y > 1.41421356237309505) y /= 2, e++;
+    double u = (y - 1) / (y + 1), u2 = u * u;
+    for (int k = 23; k >= 1; k -= 2) sum = sum * u2 + 1.0 / k;
+    return (double)e * 0.693147180559945309 + 2 * u * sum;
+}
+
+static void store_rows(const fwd_context *c, const fwd_scratch *w, int64_t b, int64_t h_kv, int64_t r0, int64_t rows)
+{
+    const fa4_fwd_params *p = c->p;
+    for (int64_t r = 0; r < rows; r++) {
+        fwd_row row = row_of(c, h_kv, r0 + r);
+        real *o = w->o + r * c->o_row, l = vec_reduce_add(vec_load(w->l + r * VEC_LEN));
+        vec inverse = vec_set1(l == 0 ? 0 : 1 / l);
+        for (int64_t d = 0; d < p->dim_v; d += VEC_LEN) vec_store(o + d, vec_load(o + d) * inverse);
+        int64_t offset = b * p->stride_o[0] + row.h * p->stride_o[1] + row.i * p->stride_o[2];
+        tile_store_row((char *)p->o + offset * (int64_t)element_size(p->dtype), p->dtype, p->stride_o[3], o, p->dim_v);
+        real *lse = (real *)p->lse + b * p->stride_lse[0] + row.h * p->stride_lse[1] + row.i * p->stride_lse[2];
+        *lse = l == 0 ? -INFINITY : l >= 0 ? (real)(w->m[r] + log_of(l)) : l; // NaN stays NaN
+    }
+}
+
+static void fwd_tile(const fwd_context *c, const fwd_scratch *w, int64_t tile)
+{
+    const fa4_fwd_params *p = c->p;
+    // The last rows of a head first: with a causal band they see the most keys.
+    int64_t head = tile / c->tiles_per_head, r0 = (c->tiles_per_head - 1 - tile % c->tiles_per_head) * c->tile_rows;
+    int64_t b = head / p->heads_kv, h_kv = head % p->heads_kv, rows = min_i64(c->tile_rows, c->rows - r0);
+    int64_t keys = p->len_kv_of ? p->len_kv_of[b] : p->len_kv;
+    key_range seen = keys_seen(c, row_of(c, h_kv, r0).i, row_of(c, h_kv, r0 + rows - 1).i, keys);
+
+    load_q(c, w, b, h_kv, r0, rows);
+    memset(w->o, 0, (size_t)(rows * c->o_row) * sizeof(real));
+    memset(w->l, 0, (size_t)(rows * VEC_LEN) * sizeof(real));
+    for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY;
+
+    const int64_t element = (int64_t)element_size(p->dtype);
+    for (int64_t j = seen.first / BLOCK_KV * BLOCK_KV; j < seen.last; j += BLOCK_KV) {
+        fwd_block block = {j, min_i64(BLOCK_KV, seen.last - j), 1};
+        int64_t k_offset = b * p->stride_k[0] + h_kv * p->stride_k[1] + j * p->stride_k[2];
+        int64_t v_offset = b * p->stride_v[0] + h_kv * p->stride_v[1] + j * p->stride_v[2];
+        tile_source k = {(const char *)p->k + k_offset * element, p->dtype, p->stride_k[2], p->stride_k[3]};
+        tile_source v = {(const char *)p->v + v_offset * element, p->dtype, p->stride_v[2], p->stride_v[3]};
+        tile_pack_columns(w->k, &k, p->dim, block.keys);
+        tile_pack_rows(w->v, &v, block.keys, p->dim_v);
+        block.v_finite = all_finite(w->v, tile_packed_size(block.keys, p->dim_v));
+        for (int64_t r = 0; r < rows; r += BLOCK_ROWS)
+            fwd_rows(c, w, &block, b, h_kv, r0, r, min_i64(BLOCK_ROWS, rows - r), keys);
+    }
+    store_rows(c, w, b, h_kv, r0, rows);
+}
+
+// What one thread does: tiles, one after another, until none is left. Which thread takes which does not matter.
+static void fwd_worker(void *context, int64_t begin, int64_t end)
+{
+    (void)begin, (void)end;
+    fwd_context *c = context;
+    void *memory = malloc(c->scratch_size + 64);
+    if (!memory) {
+        atomic_store(&c->failed, 1);
+        return;
+    }
+    fwd_scratch w;
+    fwd_scratch_cut(c, &w, (real *)(((uintptr_t)memory + 63) / 64 * 64));
+    for (;;) {
+        int64_t tile = atomic_fetch_add(&c->next_tile, 1);
+        if (tile >= c->tiles) break;
+        fwd_tile(c, &w, tile);
+    }
+    free(memory);
 }
 
 fa4_status FWD(const fa4_fwd_params *p, const fa4_executor *executor)
 {
-    fwd_context c = {p, 0};
-    int64_t rows = p->batch * p->heads_q * p->len_q;
-    if (executor) {
-        executor->parallel_for(executor, rows, fwd_rows, &c);
+    fwd_context c = {.p = p, .group = p->heads_q / p->heads_kv};
+    c.rows = p->len_q * c.group;
+    c.lo = min_i64(max_i64(p->lo, -p->len_q), p->len_kv);
+    c.hi = min_i64(max_i64(p->hi, -p->len_q), p->len_kv);
+    c.scale = (real)fabs(p->scale);
+    c.q_factor = c.scale == 0 ? 0 : p->scale < 0 ? -1 : 1;
+    if (c.scale == 0) c.scale = 1;
+    c.q_row = round_up(p->dim, VEC_LEN);
+    c.o_row = round_up(p->dim_v, VEC_LEN);
+    c.s_row = round_up(min_i64(BLOCK_KV, max_i64(p->len_kv, 1)), VEC_LEN);
+
+    int64_t heads = p->batch * p->heads_kv, threads = executor ? executor->threads : 1;
+    if ((double)(c.rows * heads) * (double)p->len_kv * (double)(p->dim + p->dim_v) < SERIAL_WORK) threads = 1;
+    int64_t cached_rows = TILE_BYTES / (int64_t)sizeof(real) / (c.q_row + c.o_row);
+    int64_t even_rows = threads > 1 ? c.rows * heads / (threads * TILES_PER_THREAD) + 1 : c.rows;
+    c.tile_rows = round_up(min_i64(min_i64(cached_rows, even_rows), c.rows), BLOCK_ROWS);
+    c.tile_rows = min_i64(c.tile_rows, c.rows);
+    c.tiles_per_head = (c.rows + c.tile_rows - 1) / c.tile_rows;
+    c.tiles = heads * c.tiles_per_head;
+    fwd_scratch none;
+    c.scratch_size = fwd_scratch_cut(&c, &none, NULL);
+
+    if (threads > 1 && c.tiles > 1) {
+        executor->parallel_for(executor, min_i64(threads, c.tiles), fwd_worker, &c);
     } else {
-        fwd_rows(&c, 0, rows);
+        fwd_worker(&c, 0, 1);
     }
-    return c.failed ? FA4_NO_MEMORY : FA4_OK;
+    return atomic_load(&c.failed) && atomic_load(&c.next_tile) < c.tiles ? FA4_NO_MEMORY : FA4_OK;
 }

@@ -27,6 +27,7 @@ typedef struct {
     const real *a;
     int64_t a_row, a_col; // strides of A
     const real *b;        // packed
+    int64_t b_depth;      // rows that it was packed with, at least depth; 0: depth
     real *c;
     int64_t c_row;       // stride of C; a row has room for whole vectors
     const real *rescale; // TILE_RESCALE_ADD: C is first multiplied by rescale[row]
@@ -53,14 +54,7 @@ TILE_INLINE void tile_block(const tile_product *t, tile_step step, int rows, int
 {
     vec c[TILE_ROWS][TILE_VECS];
     for (int i = 0; i < rows; i++)
-        for (int n = 0; n < vecs; n++) {
-            if (t->mode == TILE_SET) {
-                c[i][n] = (vec){0};
-            } else {
-                c[i][n] = vec_load(t->c + i * t->c_row + n * VEC_LEN);
-                if (t->mode == TILE_RESCALE_ADD) c[i][n] = c[i][n] * vec_set1(t->rescale[i]);
-            }
-        }
+        for (int n = 0; n < vecs; n++) c[i][n] = (vec){0};
     const real *a = t->a, *b = t->b;
     for (int64_t k = 0; k < t->depth; k++, a += t->a_col, b += PANEL) {
         vec b_k[TILE_VECS];
@@ -71,7 +65,12 @@ TILE_INLINE void tile_block(const tile_product *t, tile_step step, int rows, int
         }
     }
     for (int i = 0; i < rows; i++)
-        for (int n = 0; n < vecs; n++) vec_store(t->c + i * t->c_row + n * VEC_LEN, c[i][n]);
+        for (int n = 0; n < vecs; n++) {
+            real *there = t->c + i * t->c_row + n * VEC_LEN;
+            if (t->mode == TILE_ADD) c[i][n] = vec_load(there) + c[i][n];
+            if (t->mode == TILE_RESCALE_ADD) c[i][n] = vec_fma(vec_load(there), vec_set1(t->rescale[i]), c[i][n]);
+            vec_store(there, c[i][n]);
+        }
 }
 
 TILE_INLINE void tile_rows(const tile_product *t, tile_step step, int rows, int vecs)
@@ -104,7 +103,7 @@ TILE_INLINE void tile_run(tile_product t, tile_step step, int64_t rows, int64_t 
 {
     const real *a = t.a, *rescale = t.rescale;
     real *c = t.c;
-    for (int64_t n = 0; n < cols; n += PANEL, t.b += t.depth * PANEL, c += PANEL) {
+    for (int64_t n = 0; n < cols; n += PANEL, t.b += (t.b_depth ? t.b_depth : t.depth) * PANEL, c += PANEL) {
         int vecs = cols - n >= PANEL ? TILE_VECS : (int)((cols - n + VEC_LEN - 1) / VEC_LEN);
         for (int64_t i = 0; i < rows; i += TILE_ROWS) {
             t.a = a + i * t.a_row, t.c = c + i * t.c_row, t.rescale = rescale ? rescale + i : NULL;
@@ -153,21 +152,37 @@ static inline void tile_load_row(real *dst, const tile_source *s, int64_t row, i
     const void *src = tile_source_at(s, row);
     int64_t i = 0;
     if (s->stride_col == 1) {
-#ifdef FA4_CPU_F64
-        memcpy(dst, src, (size_t)n * sizeof *dst);
-        i = n;
-#else
-        if (s->dtype == FA4_F32) {
+        if (element_size(s->dtype) == sizeof(real)) {
             memcpy(dst, src, (size_t)n * sizeof *dst);
             i = n;
-        } else if (s->dtype == FA4_BF16) {
-            for (; i + VEC_LEN <= n; i += VEC_LEN) vec_store(dst + i, vec_load_bf16((const uint16_t *)src + i));
-        } else {
-            for (; i + VEC_LEN <= n; i += VEC_LEN) vec_store(dst + i, vec_load_f16((const uint16_t *)src + i));
         }
+#ifndef FA4_CPU_F64
+        if (s->dtype == FA4_BF16)
+            for (; i + VEC_LEN <= n; i += VEC_LEN) vec_store(dst + i, vec_load_bf16((const uint16_t *)src + i));
+        if (s->dtype == FA4_F16)
+            for (; i + VEC_LEN <= n; i += VEC_LEN) vec_store(dst + i, vec_load_f16((const uint16_t *)src + i));
 #endif
     }
     for (; i < n; i++) dst[i] = (real)element_load(src, s->dtype, i * s->stride_col);
+}
+
+// The other way: n reals, rounded, to elements `stride` apart from dst.
+static inline void tile_store_row(void *dst, fa4_dtype dtype, int64_t stride, const real *row, int64_t n)
+{
+    int64_t i = 0;
+    if (stride == 1) {
+        if (element_size(dtype) == sizeof(real)) {
+            memcpy(dst, row, (size_t)n * sizeof *row);
+            i = n;
+        }
+#ifndef FA4_CPU_F64
+        if (dtype == FA4_BF16)
+            for (; i + VEC_LEN <= n; i += VEC_LEN) vec_store_bf16((uint16_t *)dst + i, vec_load(row + i));
+        if (dtype == FA4_F16)
+            for (; i + VEC_LEN <= n; i += VEC_LEN) vec_store_f16((uint16_t *)dst + i, vec_load(row + i));
+#endif
+    }
+    for (; i < n; i++) element_store(dst, dtype, i * stride, row[i]);
 }
 
 // B = rows of the source: depth rows, cols elements of each. Columns up to a whole panel are zeros.

@@ -169,18 +169,47 @@ static inline void vec_store_n(real *p, int64_t n, vec x)
 #endif
 }
 
+// The sum of the lanes, always in the same order.
 static inline real vec_reduce_add(vec x)
 {
-    real sum = 0;
-    for (int i = 0; i < VEC_LEN; i++) sum += x[i];
-    return sum;
+    real lane[VEC_LEN];
+    vec_store(lane, x);
+    for (int n = VEC_LEN / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) lane[i] += lane[i + n];
+    return lane[0];
 }
 
+// The largest lane; anything where one is NaN.
 static inline real vec_reduce_max(vec x)
 {
+#if defined(VEC_AVX512)
+    return VEC_X86(reduce_max)(x);
+#elif defined(VEC_AVX2) && !defined(FA4_CPU_F64)
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
     real max = x[0];
     for (int i = 1; i < VEC_LEN; i++) max = max > x[i] ? max : x[i];
     return max;
+#endif
+}
+
+// Lanes of x where a byte is not 0, `other` where it is. Reads VEC_LEN bytes.
+static inline vec vec_keep_bytes(vec x, const uint8_t *keep, real other)
+{
+#if defined(VEC_AVX512) && !defined(FA4_CPU_F64)
+    __m128i bytes = _mm_loadu_si128((const void *)keep);
+    return _mm512_mask_mov_ps(vec_set1(other), _mm_test_epi8_mask(bytes, bytes), x);
+#elif defined(VEC_AVX2) && !defined(FA4_CPU_F64)
+    veci lanes = (veci)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)keep));
+    return vec_select((veci)(lanes != 0), x, vec_set1(other));
+#else
+    real lane[VEC_LEN];
+    vec_store(lane, x);
+    for (int i = 0; i < VEC_LEN; i++) lane[i] = keep[i] ? lane[i] : other;
+    return vec_load(lane);
+#endif
 }
 
 // ---- Attention's own
