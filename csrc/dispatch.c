@@ -2,6 +2,9 @@
 #include "cpu/kernels.h"
 #include "error.h"
 #include "fa4.h"
+#ifdef FA4_CUDA
+#    include "cuda/backend.h"
+#endif
 
 #include <float.h>
 #include <math.h>
@@ -201,21 +204,28 @@ static const char *malformed(const fa4_fwd_params *p)
     return NULL;
 }
 
-static const char *arch_missing(int arch)
+// Of well-formed params: NULL, or why that arch cannot run them.
+static const char *arch_unsupported(const fa4_fwd_params *p, int arch)
 {
     if (arch == FA4_ARCH_CPU) return cpu_isa_now() ? NULL : fa4_reason("%s", error_text);
+#ifdef FA4_CUDA
+    if (arch == 90) return fa4_sm90_fwd_unsupported(p);
+#endif
+    (void)p;
     return fa4_reason("this build has no CUDA kernels for compute capability %d.%d", arch / 10, arch % 10);
 }
 
 const char *fa4_fwd_unsupported(const fa4_fwd_params *p, int arch)
 {
     const char *reason = malformed(p);
-    return reason ? reason : arch_missing(arch);
+    return reason ? reason : arch_unsupported(p, arch);
 }
 
 const char *fa4_bwd_unsupported(const fa4_bwd_params *p, int arch)
 {
-    return fa4_fwd_unsupported(&p->fwd, arch);
+    const char *reason = fa4_fwd_unsupported(&p->fwd, arch);
+    if (reason || arch == FA4_ARCH_CPU) return reason;
+    return "gradients are not implemented on CUDA";
 }
 
 // ---- Running
@@ -243,6 +253,9 @@ fa4_status fa4_fwd(const fa4_fwd_params *p, int arch, void *stream)
     const char *reason = fa4_fwd_unsupported(p, arch);
     if (reason) return fa4_fail(FA4_UNSUPPORTED, "%s", reason);
     if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return FA4_OK;
+#ifdef FA4_CUDA
+    if (arch != FA4_ARCH_CPU) return fa4_cuda_fwd(p, stream);
+#endif
     fa4_status status = check_inputs(p);
     if (status != FA4_OK) return status;
     const fa4_cpu_kernels *kernels = &cpu_isa_now()->kernels;

@@ -1,0 +1,118 @@
+// wgmma, the tensor cores of Hopper (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). A warpgroup computes
+// d[64][N] (+)= a[64][16] b[16][N]; d is in registers. Thread t, with warp w = t / 32 % 4 and lane = t % 32, holds in d[i]
+//     row    16 w + lane / 4 + 8 (i / 2 % 2)
+//     column 8 (i / 4) + 2 (lane % 4) + i % 2
+// and in a[j], two 16-bit elements each, row 16 w + lane / 4 + 8 (j % 2), columns 2 (lane % 4) + 8 (j / 2) and the next:
+// pairs of neighbours in d, rounded, are the a of a following product.
+#ifndef FA4_SM90_PTX_H
+#define FA4_SM90_PTX_H
+
+#include "../cuda/ptx.h"
+
+// PTX ISA, "wgmma.fence": registers written before it may be operands of the wgmma after it.
+FA4_DEVICE void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+FA4_DEVICE void wgmma_commit_group()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// PTX ISA, "wgmma.wait_group": at most PENDING of the youngest groups are still running.
+template <int PENDING> FA4_DEVICE void wgmma_wait_group()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(PENDING) : "memory");
+}
+
+// Not an instruction. The compiler does not know that a wgmma writes its registers until the wait; this keeps what reads
+// or writes them after the wait from moving before it.
+template <int N> FA4_DEVICE void wgmma_results(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i]) : : "memory");
+}
+
+// PTX ISA, "Matrix Descriptor": a tile whose rows of SWIZZLE bytes lie in groups of 8, as a tensor copy writes them.
+// leading: bytes between neighbouring tiles along the row (only read for an N-major operand wider than a tile).
+template <int SWIZZLE> FA4_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading)
+{
+    static_assert(SWIZZLE == 64 || SWIZZLE == 128, "rows of 64 or 128 bytes");
+    const uint64_t stride = 8 * SWIZZLE; // bytes between groups of 8 rows
+    const uint64_t mode = SWIZZLE == 128 ? 1 : 2;
+    return mode << 62 | stride >> 4 << 32 | (uint64_t)(leading >> 4) << 16 | (address & 0x3FFFF) >> 4;
+}
+
+// "%<t>0, ... %<t>9" and the same ten registers as operands.
+#define FA4_TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
+#define FA4_TWO(t) "%" #t "0,%" #t "1"
+#define FA4_FOUR(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3"
+#define FA4_SIX(t) FA4_FOUR(t) ",%" #t "4,%" #t "5"
+#define FA4_EIGHT(t) FA4_SIX(t) ",%" #t "6,%" #t "7"
+#define FA4_TENS_3 FA4_TEN() "," FA4_TEN(1) "," FA4_TEN(2)
+#define FA4_TENS_6 FA4_TENS_3 "," FA4_TEN(3) "," FA4_TEN(4) "," FA4_TEN(5)
+#define FA4_TENS_9 FA4_TENS_6 "," FA4_TEN(6) "," FA4_TEN(7) "," FA4_TEN(8)
+#define FA4_D32 FA4_TENS_3 "," FA4_TWO(3)
+#define FA4_D40 FA4_TENS_3 "," FA4_TEN(3)
+#define FA4_D48 FA4_TENS_3 "," FA4_TEN(3) "," FA4_EIGHT(4)
+#define FA4_D56 FA4_TENS_3 "," FA4_TEN(3) "," FA4_TEN(4) "," FA4_SIX(5)
+#define FA4_D64 FA4_TENS_6 "," FA4_FOUR(6)
+#define FA4_D72 FA4_TENS_6 "," FA4_TEN(6) "," FA4_TWO(7)
+#define FA4_D80 FA4_TENS_6 "," FA4_TEN(6) "," FA4_TEN(7)
+#define FA4_D88 FA4_TENS_6 "," FA4_TEN(6) "," FA4_TEN(7) "," FA4_EIGHT(8)
+#define FA4_D96 FA4_TENS_9 "," FA4_SIX(9)
+#define FA4_D128 FA4_TENS_9 "," FA4_TEN(9) "," FA4_TEN(10) "," FA4_TEN(11) "," FA4_EIGHT(12)
+
+#define FA4_F8(d, i)                                                                                              \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),   \
+        "+f"(d[i + 7])
+#define FA4_F16(d, i) FA4_F8(d, i), FA4_F8(d, i + 8)
+#define FA4_F32(d, i) FA4_F16(d, i), FA4_F16(d, i + 16)
+#define FA4_O32(d) FA4_F32(d, 0)
+#define FA4_O40(d) FA4_F32(d, 0), FA4_F8(d, 32)
+#define FA4_O48(d) FA4_F32(d, 0), FA4_F16(d, 32)
+#define FA4_O56(d) FA4_F32(d, 0), FA4_F16(d, 32), FA4_F8(d, 48)
+#define FA4_O64(d) FA4_F32(d, 0), FA4_F32(d, 32)
+#define FA4_O72(d) FA4_O64(d), FA4_F8(d, 64)
+#define FA4_O80(d) FA4_O64(d), FA4_F16(d, 64)
+#define FA4_O88(d) FA4_O64(d), FA4_F16(d, 64), FA4_F8(d, 80)
+#define FA4_O96(d) FA4_O64(d), FA4_F32(d, 64)
+#define FA4_O128(d) FA4_O64(d), FA4_F32(d, 64), FA4_F32(d, 96)
+
+// wgmma.mma_async.m64nNk16 with f32 results, by the number R = N / 2 of registers of d; i0..i5 are the six numbers that
+// follow R - 1. d is added to unless accumulate is 0. FA4_PTX_TYPE, of a and b, is "bf16" or "f16".
+//     wgmma_ss: a and b are K-major tiles in shared memory.
+//     wgmma_rs: a in registers, b an N-major tile in shared memory.
+#define FA4_WGMMA(N, R, i0, i1, i2, i3, i4, i5)                                                                   \
+    FA4_DEVICE void wgmma_ss(float (&d)[R], uint64_t a, uint64_t b, int accumulate)                  \
+    {                                                                                                             \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #i2 ", 0;\n\t"                                      \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "          \
+                     "{" FA4_D##R "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n\t}"                                    \
+                     : FA4_O##R(d)                                                                                \
+                     : "l"(a), "l"(b), "r"(accumulate)                                                            \
+                     : "memory");                                                                                 \
+    }                                                                                                             \
+    FA4_DEVICE void wgmma_rs(float (&d)[R], const uint32_t *a, uint64_t b, int accumulate)           \
+    {                                                                                                             \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #i5 ", 0;\n\t"                                      \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "          \
+                     "{" FA4_D##R "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 1;\n\t}"       \
+                     : FA4_O##R(d)                                                                                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)                        \
+                     : "memory");                                                                                 \
+    }
+
+FA4_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
+FA4_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
+FA4_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
+FA4_WGMMA(112, 56, 56, 57, 58, 59, 60, 61)
+FA4_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
+FA4_WGMMA(144, 72, 72, 73, 74, 75, 76, 77)
+FA4_WGMMA(160, 80, 80, 81, 82, 83, 84, 85)
+FA4_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)
+FA4_WGMMA(192, 96, 96, 97, 98, 99, 100, 101)
+FA4_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
+
+#endif
