@@ -298,6 +298,7 @@ struct cluster {
     struct cluster_barrier *barrier;
     int clocks;    // components of clock vectors handed out so far
     uint64_t step; // progress counter: any visible change increments it
+    bool cancel_failed; // a try_cancel was seen to fail: another is undefined
     struct cluster_order *order;
     struct report_buffer *report;
 };
@@ -315,7 +316,7 @@ struct grid {
     bool strict_mma_order; // A1 off
     int index;             // in the stream
     bool dependent;        // launched programmatically: earlier grids are known complete only after griddepcontrol.wait
-    uint32_t first_serial; // order.c: of the first cluster that started; 0 before
+    uint32_t first_serial, run_serial; // order.c: of the first cluster of this grid, and of the stream's first grid
     struct launch *launch; // launch.c
 };
 
