@@ -1,3 +1,4 @@
+# ruff: noqa: RUF005  (no starred lists in the kernels: Gluon does not compile them)
 """Kernels in Gluon, Triton's low-level dialect, for what tl.dot does not reach: CTA pairs, A from tensor memory,
 sub-views, other load shapes, tcgen05.cp, multicast, warp specialisation, cluster launch control.
 
