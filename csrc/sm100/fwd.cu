@@ -1,0 +1,705 @@
+// The forward on Blackwell. A persistent CTA takes tiles of two times 128 queries ("tile 0" and "tile 1"), against
+// blocks of 128 keys from the last that any of them sees to the first. Scores, weights and output live in tensor
+// memory; warps have roles:
+//
+//     warp 14     load        TMA: K(n) Q0 Q1 V(n) K(n-1) V(n-1) ...
+//     warp 12     mma         S0(n) S1(n) | O0 += P0 V(n), S0(n-1), O1 += P1 V(n), S1(n-1) | ... | O0, O1
+//     warps 0-3   softmax of tile 0: a thread has a row. S from tensor memory, maximum, weights, P over S
+//     warps 4-7   softmax of tile 1
+//     warps 8-11  correction: multiplies O where a row's maximum grew, at the end O / l, to shared memory; log-sum-exp
+//     warp 13     store       TMA: O
+//
+// The two tiles take turns: while one is in softmax, the tensor cores work for the other. They run what the mma warp
+// issues in order, so S(n-1) complete says that P V(n) is, and S(n-1) may overwrite the P that the product before read.
+//
+// Barriers (arrivals -> who waits; for each tile, or each place of the ring):
+//
+//     kv_full        load 1 + bytes                          -> mma          a block of K or V is there
+//     kv_empty       mma 1 (commit)                          -> load         it has been read
+//     q_full         load 1 + bytes                          -> mma
+//     q_empty        mma 1 (commit)                          -> load         the tile's last S is complete
+//     s_full         mma 1 (commit)                          -> softmax      S, and all products before
+//     p_full         softmax 4 warps + correction 4 warps    -> mma          three quarters of P, and O may be added to
+//     p_last         softmax 4 warps                         -> mma          the last quarter
+//     stats_empty    correction 4 warps                      -> softmax      what it told has been read
+//     o_full         mma 1 (commit)                          -> correction   O is complete
+//     out_full       correction 4 warps                      -> store        O is in shared memory
+//     out_empty      store 1                                 -> correction   and has been read there
+//
+// and named barriers STATS + 4 tile + warp, of 64 threads: a softmax warp tells its correction warp.
+//
+// One compilation is one variant: FA4_KERNEL its name, FA4_BF16 1 or 0 for f16, FA4_SHAPE a line of shapes.def.
+#include "args.h"
+#include "ptx.h"
+
+#if FA4_BF16
+#    define cvt_rn_16x2 cvt_rn_bf16x2
+#else
+#    define cvt_rn_16x2 cvt_rn_f16x2
+#endif
+
+#define FA4_SM100_SHAPE(name, ...) constexpr fa4_sm100_shape shape_##name = {__VA_ARGS__};
+#include "shapes.def"
+#define FA4_PASTE(a, b) a##b
+#define FA4_SHAPE_NAMED(name) FA4_PASTE(shape_, name)
+constexpr fa4_sm100_shape SHAPE = FA4_SHAPE_NAMED(FA4_SHAPE);
+
+enum {
+    D = SHAPE.dim,
+    DV = SHAPE.dim_v,
+    TILES = FA4_SM100_TILES,
+    BLOCK_Q = FA4_SM100_BLOCK_Q,
+    BLOCK_KV = FA4_SM100_BLOCK_KV,
+    STAGES = SHAPE.stages,
+    THREADS = 512,
+    WARPS = 4, // of a warpgroup
+    // Shared memory holds a tile as slabs of columns, one row of a slab 128 (or 64) bytes, swizzled: what a tensor copy
+    // writes and the tensor cores read without bank conflicts.
+    COLUMNS = FA4_SM100_COLUMNS(D),
+    COLUMNS_V = FA4_SM100_COLUMNS(DV),
+    ROW = 2 * COLUMNS,
+    ROW_V = 2 * COLUMNS_V,
+    FRAGMENT = 32, // columns of S that a warp loads at once
+};
+static_assert(D % COLUMNS == 0 && DV % COLUMNS_V == 0 && DV % 16 == 0, "whole slabs, and N of P V");
+
+// Tensor memory columns: S of both tiles (P goes over the right half of its S), then O of both.
+enum { TMEM_S = 0, TMEM_P = BLOCK_KV / 2, TMEM_O = TILES * BLOCK_KV, TMEM_COLUMNS = 512 };
+static_assert(TMEM_O + TILES * DV <= TMEM_COLUMNS, "S and O of two tiles must fit in tensor memory");
+
+struct smem {
+    alignas(1024) uint16_t q[TILES][BLOCK_Q * D];
+    alignas(1024) uint16_t o[TILES][BLOCK_Q * DV];
+    alignas(1024) uint16_t kv[STAGES][FA4_SM100_SLOT(SHAPE) / 2];
+    float factor[TILES][BLOCK_Q]; // what O is multiplied by; after the last block l
+    float row_max[TILES][BLOCK_Q];
+    uint64_t kv_full[STAGES], kv_empty[STAGES];
+    uint64_t q_full[TILES], q_empty[TILES], s_full[TILES], p_full[TILES], p_last[TILES], stats_empty[TILES],
+        o_full[TILES], out_full[TILES], out_empty[TILES];
+    uint64_t v_end; // copy -> load warp: bytes of a block whose end it must clear
+    uint32_t tmem;  // address that tcgen05.alloc has given
+};
+static_assert(sizeof(smem) == FA4_SM100_SHARED_BYTES(SHAPE), "plan.c asks for this");
+static_assert(sizeof(smem) <= 227 * 1024, "one CTA may use 227 KiB");
+
+// Named barriers. BARRIER_TMEM: softmax, correction and mma warps, before tensor memory is given back.
+enum { BARRIER_TMEM = 1, BARRIER_STATS = 2, TMEM_THREADS = 13 * 32 };
+enum { WARP_CORRECTION = 8, WARP_MMA = 12, WARP_STORE = 13, WARP_LOAD = 14 };
+
+enum {
+    REGISTERS_SOFTMAX = SHAPE.registers_softmax,
+    REGISTERS_CORRECTION = SHAPE.registers_correction,
+    REGISTERS_OTHER = 512 - 2 * REGISTERS_SOFTMAX - REGISTERS_CORRECTION,
+};
+static_assert(REGISTERS_OTHER >= 24 && REGISTERS_OTHER % 8 == 0, "65536 registers");
+
+// A place in a ring of stages and the parity of the phase that it waits for.
+template <int N> struct ring {
+    uint32_t stage = 0, parity = 0;
+    __device__ __forceinline__ void next()
+    {
+        if (++stage == N) stage = 0, parity ^= 1;
+    }
+};
+
+// Blocks [begin, end) of keys that some query of a tile sees.
+struct blocks {
+    int begin, end;
+    __device__ __forceinline__ bool empty() const
+    {
+        return begin >= end;
+    }
+    __device__ __forceinline__ bool has(int block) const
+    {
+        return block >= begin && block < end;
+    }
+};
+
+// The 256 queries of a CTA, and how many keys this batch has.
+struct work {
+    fa4_tile tile;
+    int len_kv;
+    __device__ __forceinline__ int first_row(int t) const
+    {
+        return (tile.block * TILES + t) * BLOCK_Q;
+    }
+};
+
+FA4_DEVICE work work_of(const fa4_sm100_fwd_args &args, int index)
+{
+    work w;
+    w.tile = fa4_tile_at(&args.tiles, index);
+    w.len_kv = args.len_kv_of ? max(0, min(args.len_kv_of[w.tile.batch], args.len_kv)) : args.len_kv;
+    return w;
+}
+
+FA4_DEVICE blocks blocks_of(const fa4_sm100_fwd_args &args, const work &w, int t)
+{
+    const int first = w.first_row(t), last = min(first + BLOCK_Q, args.len_q) - 1;
+    const int key_begin = max(0, first + args.lo), key_end = min(w.len_kv, last + args.hi + 1);
+    if (first > last || key_begin >= key_end) return {0, 0};
+    return {key_begin / BLOCK_KV, (key_end + BLOCK_KV - 1) / BLOCK_KV};
+}
+
+// What the warps that serve both tiles need to know: each one's blocks, and all of them.
+struct both_blocks {
+    blocks of[TILES], all;
+};
+
+FA4_DEVICE both_blocks both_blocks_of(const fa4_sm100_fwd_args &args, const work &w)
+{
+    const blocks a = blocks_of(args, w, 0), b = blocks_of(args, w, 1);
+    const blocks all = a.empty() ? b : b.empty() ? a : blocks{min(a.begin, b.begin), max(a.end, b.end)};
+    return {{a, b}, all};
+}
+
+// Calls body(work) for each tile of this CTA.
+template <typename F> FA4_DEVICE void for_each_work(const fa4_sm100_fwd_args &args, F body)
+{
+#pragma unroll 1
+    for (int round = 0; round * (int)gridDim.x < args.tiles.count; round++) {
+        const int index = fa4_tile_index(round, blockIdx.x, gridDim.x);
+        if (index < args.tiles.count) body(work_of(args, index));
+    }
+}
+
+// One arrival of a warp whose lanes have all done what it says.
+FA4_DEVICE void arrive_warp(uint64_t *mbar)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(mbar));
+}
+
+// ---- Load
+
+// Clears the rows of a V block from row on. Their weights are 0, but 0 times what lies past a batch's last key may be
+// NaN.
+FA4_DEVICE void clear_rows(uint32_t v_smem, int row)
+{
+    const int lane = threadIdx.x % 32, chunks = (BLOCK_KV - row) * ROW_V / 16;
+#pragma unroll 1
+    for (int slab = 0; slab < DV / COLUMNS_V; slab++)
+#pragma unroll 1
+        for (int i = lane; i < chunks; i += 32)
+            st_shared_v4(v_smem + (slab * BLOCK_KV + row) * ROW_V + i * 16, 0, 0, 0, 0);
+    fence_proxy_async_shared();
+    __syncwarp();
+}
+
+FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtensorMap *map_q, const CUtensorMap *map_k,
+                          const CUtensorMap *map_v)
+{
+    const bool elected = elect_sync();
+    ring<STAGES> at;
+    uint32_t q_parity = 3, end_parity = 0;
+    for_each_work(args, [&](const work &w) {
+        const int head_q = w.tile.head * args.step_head[0], batch_q = w.tile.batch * args.step_batch[0];
+        const int head_k = w.tile.head_kv * args.step_head[1], batch_k = w.tile.batch * args.step_batch[1];
+        const int head_v = w.tile.head_kv * args.step_head[2], batch_v = w.tile.batch * args.step_batch[2];
+
+        auto load_k = [&](int block) {
+            const uint32_t full = shared_address(&s.kv_full[at.stage]), dst = shared_address(s.kv[at.stage]);
+            mbarrier_wait(shared_address(&s.kv_empty[at.stage]), at.parity ^ 1);
+            if (elected) {
+                mbarrier_arrive_expect_tx(full, BLOCK_KV * D * 2);
+                for (int slab = 0; slab < D / COLUMNS; slab++)
+                    cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_KV * ROW, map_k, slab * COLUMNS, block * BLOCK_KV,
+                                                 head_k, batch_k, full, FA4_EVICT_LAST);
+            }
+            at.next();
+        };
+        auto load_v = [&](int block) {
+            const uint32_t full = shared_address(&s.kv_full[at.stage]), dst = shared_address(s.kv[at.stage]);
+            const uint32_t v_end = shared_address(&s.v_end);
+            const int rows = w.len_kv - block * BLOCK_KV;
+            // Past the tensor's end the copy writes zeros itself; a batch that ends earlier has something there.
+            const bool clear = rows < BLOCK_KV && w.len_kv < args.len_kv;
+            const uint32_t mbar = clear ? v_end : full;
+            mbarrier_wait(shared_address(&s.kv_empty[at.stage]), at.parity ^ 1);
+            if (elected) {
+                mbarrier_arrive_expect_tx(mbar, BLOCK_KV * DV * 2);
+                for (int slab = 0; slab < DV / COLUMNS_V; slab++)
+                    cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_KV * ROW_V, map_v, slab * COLUMNS_V,
+                                                 block * BLOCK_KV, head_v, batch_v, mbar, FA4_EVICT_LAST);
+            }
+            if (clear) {
+                mbarrier_wait(v_end, end_parity);
+                end_parity ^= 1;
+                clear_rows(dst, rows);
+                if (elected) mbarrier_arrive(full);
+            }
+            at.next();
+        };
+
+        const both_blocks n = both_blocks_of(args, w);
+        if (n.all.empty()) return;
+        load_k(n.all.end - 1);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            if (n.of[t].empty()) continue;
+            const uint32_t full = shared_address(&s.q_full[t]), dst = shared_address(s.q[t]);
+            mbarrier_wait(shared_address(&s.q_empty[t]), q_parity >> t & 1);
+            q_parity ^= 1u << t;
+            if (elected) {
+                mbarrier_arrive_expect_tx(full, BLOCK_Q * D * 2);
+                for (int slab = 0; slab < D / COLUMNS; slab++)
+                    cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_Q * ROW, map_q, slab * COLUMNS, w.first_row(t),
+                                                 head_q, batch_q, full, FA4_EVICT_FIRST);
+            }
+        }
+        load_v(n.all.end - 1);
+        for (int block = n.all.end - 2; block >= n.all.begin; block--) {
+            load_k(block);
+            load_v(block);
+        }
+    });
+}
+
+// ---- Products
+
+FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
+{
+    const uint32_t elected = elect_sync();
+    const uint32_t qk = instruction_descriptor(BLOCK_Q, BLOCK_KV, FA4_BF16, false);
+    const uint32_t pv = instruction_descriptor(BLOCK_Q, DV, FA4_BF16, true);
+    const uint64_t q_smem = shared_descriptor<ROW>(shared_address(s.q[0]), 0);
+    const uint64_t k_smem = shared_descriptor<ROW>(shared_address(s.kv[0]), 0);
+    const uint64_t v_smem = shared_descriptor<ROW_V>(shared_address(s.kv[0]), BLOCK_KV * ROW_V);
+    enum {
+        UNIT = 16,
+        Q_TILE = sizeof s.q[0] / UNIT,
+        SLOT = sizeof s.kv[0] / UNIT
+    }; // bytes that a descriptor counts in
+
+    ring<STAGES> at;
+    uint32_t q_parity = 0, p_parity = 0;
+    for_each_work(args, [&](const work &w) {
+        const both_blocks n = both_blocks_of(args, w);
+
+        // S of a tile and the block of keys at this place of the ring.
+        auto scores = [&](int t, uint32_t stage) {
+            const uint64_t q = q_smem + t * Q_TILE, k = k_smem + stage * SLOT;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                const int slab = i / (COLUMNS / 16), inside = i % (COLUMNS / 16) * 32;
+                tcgen05_mma_ss(TMEM_S + t * BLOCK_KV, q + (slab * BLOCK_Q * ROW + inside) / UNIT,
+                               k + (slab * BLOCK_KV * ROW + inside) / UNIT, qk, i > 0, elected);
+            }
+            tcgen05_commit(shared_address(&s.s_full[t]), elected);
+        };
+        // O of a tile plus its P times the block of values at this place. P comes in two parts.
+        auto output = [&](int t, uint32_t stage, bool accumulate) {
+            const uint64_t v = v_smem + stage * SLOT;
+            const uint32_t p = TMEM_S + t * BLOCK_KV + TMEM_P, o = TMEM_O + t * DV;
+            mbarrier_wait(shared_address(&s.p_full[t]), p_parity >> t & 1);
+            tcgen05_fence_after_thread_sync();
+#pragma unroll
+            for (int i = 0; i < BLOCK_KV / 16; i++) {
+                if (i == BLOCK_KV / 16 * 3 / 4) {
+                    mbarrier_wait(shared_address(&s.p_last[t]), p_parity >> t & 1);
+                    tcgen05_fence_after_thread_sync();
+                }
+                tcgen05_mma_ts(o, p + 8 * i, v + i * 16 * ROW_V / UNIT, pv, i > 0 ? 1 : accumulate, elected);
+            }
+            p_parity ^= 1u << t;
+        };
+        auto wait_kv = [&] {
+            mbarrier_wait(shared_address(&s.kv_full[at.stage]), at.parity);
+            tcgen05_fence_after_thread_sync();
+        };
+
+        if (n.all.empty()) return;
+        wait_kv();
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            if (n.of[t].empty()) continue;
+            mbarrier_wait(shared_address(&s.q_full[t]), q_parity >> t & 1);
+            tcgen05_fence_after_thread_sync();
+            if (n.of[t].has(n.all.end - 1)) scores(t, at.stage);
+        }
+        tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
+        at.next();
+
+#pragma unroll 1
+        for (int block = n.all.end - 1; block >= n.all.begin; block--) {
+            // V of this block, then K of the next.
+            wait_kv();
+            const uint32_t v_stage = at.stage;
+            at.next();
+            const uint32_t k_stage = at.stage;
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                if (n.of[t].has(block)) {
+                    output(t, v_stage, block != n.of[t].end - 1);
+                    if (block == n.of[t].begin) tcgen05_commit(shared_address(&s.o_full[t]), elected);
+                }
+                if (t == TILES - 1) tcgen05_commit(shared_address(&s.kv_empty[v_stage]), elected);
+                if (block == n.all.begin) continue;
+                if (t == 0) wait_kv();
+                if (n.of[t].has(block - 1)) {
+                    scores(t, k_stage);
+                    if (block - 1 == n.of[t].begin) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
+                }
+            }
+            if (block == n.all.begin) break;
+            tcgen05_commit(shared_address(&s.kv_empty[k_stage]), elected);
+            at.next();
+        }
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            // Where the first block was the only one, the loop has not said that Q is free.
+            if (n.of[t].end - n.of[t].begin == 1 && n.of[t].end == n.all.end)
+                tcgen05_commit(shared_address(&s.q_empty[t]), elected);
+            q_parity ^= (uint32_t)!n.of[t].empty() << t;
+        }
+    });
+    bar_sync(BARRIER_TMEM, TMEM_THREADS);
+    tcgen05_dealloc(s.tmem, TMEM_COLUMNS);
+}
+
+// ---- Softmax
+
+// 2^x of both, x at most 127, on the FMA pipe: x = n + f, 2^f by a cubic (Cody and Waite's reduction; the coefficients
+// are those of arXiv 2603.05451: relative error 9e-5, a third of a bfloat16's rounding), n added to the exponent. NaN
+// stays.
+FA4_DEVICE void exp2_emulated(float &x, float &y)
+{
+    const float round = 12582912; // 2^23 + 2^22: adding it leaves floor(x) in the low bits
+    const pair p = pack(max_nan(x, -127), max_nan(y, -127));
+    const pair n = add_rm_ftz_f32x2(p, pack(round, round));
+    const pair f = fma_rn_ftz_f32x2(add_rn_ftz_f32x2(n, pack(-round, -round)), pack(-1, -1), p);
+    pair z = fma_rn_ftz_f32x2(f, pack(0.077119089663028717f, 0.077119089663028717f),
+                              pack(0.227564394474029541f, 0.227564394474029541f));
+    z = fma_rn_ftz_f32x2(z, f, pack(0.695146143436431885f, 0.695146143436431885f));
+    z = fma_rn_ftz_f32x2(z, f, pack(1, 1));
+    float n0, n1, z0, z1;
+    unpack(n0, n1, n);
+    unpack(z0, z1, z);
+    x = __int_as_float((int)(__float_as_uint(n0) << 23) + __float_as_int(z0));
+    y = __int_as_float((int)(__float_as_uint(n1) << 23) + __float_as_int(z1));
+}
+
+// Whether pair i of a row's 64 is emulated: SHAPE.emulated / 2 of the first 48, as even as may be. The last quarter
+// runs on the MUFU: its end is what the tensor cores wait for.
+FA4_DEVICE constexpr bool emulated(int i)
+{
+    return i < 48 && (i + 1) * (SHAPE.emulated / 2) / 48 != i * (SHAPE.emulated / 2) / 48;
+}
+
+// Hides keys outside [begin, end), counted from the block's first. Also applies a prescale.
+FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV], const fa4_sm100_fwd_args &args, int begin, int end)
+{
+    if (args.has_prescale) {
+#pragma unroll
+        for (int i = 0; i < BLOCK_KV; i++) s[i] *= args.prescale;
+    }
+#pragma unroll
+    for (int part = 0; part < BLOCK_KV; part += 32) {
+        auto bits_before = [&](int j) { return j <= part ? 0u : j >= part + 32 ? ~0u : (1u << (j - part)) - 1; };
+        const uint32_t visible = bits_before(end) & ~bits_before(begin);
+#pragma unroll
+        for (int i = 0; i < 32; i++) s[part + i] = visible >> i & 1 ? s[part + i] : -INFINITY;
+    }
+}
+
+FA4_DEVICE float maximum(const float (&s)[BLOCK_KV], float m)
+{
+    float largest[4] = {m, s[1], s[2], s[3]};
+    largest[0] = max_nan(largest[0], s[0]);
+#pragma unroll
+    for (int i = 4; i < BLOCK_KV; i += 8)
+#pragma unroll
+        for (int a = 0; a < 4; a++)
+            largest[a] =
+                i + 4 < BLOCK_KV ? max3_nan(largest[a], s[i + a], s[i + 4 + a]) : max_nan(largest[a], s[i + a]);
+    return max3_nan(max_nan(largest[0], largest[1]), largest[2], largest[3]);
+}
+
+FA4_DEVICE float sum(const float (&p)[BLOCK_KV])
+{
+    pair sums[4];
+#pragma unroll
+    for (int a = 0; a < 4; a++) sums[a] = pack(p[2 * a], p[2 * a + 1]);
+#pragma unroll
+    for (int i = 8; i < BLOCK_KV; i += 2) sums[i / 2 % 4] = add_rn_ftz_f32x2(sums[i / 2 % 4], pack(p[i], p[i + 1]));
+    float x, y;
+    unpack(x, y, add_rn_ftz_f32x2(add_rn_ftz_f32x2(sums[0], sums[1]), add_rn_ftz_f32x2(sums[2], sums[3])));
+    return x + y;
+}
+
+FA4_DEVICE void softmax_warps(smem &sm, const fa4_sm100_fwd_args &args, int t)
+{
+    const int warp = threadIdx.x / 32 % WARPS, row = threadIdx.x % BLOCK_Q;
+    const uint32_t lanes = (uint32_t)(32 * warp) << 16;
+    const uint32_t s_tmem = lanes + TMEM_S + t * BLOCK_KV, p_tmem = s_tmem + TMEM_P;
+    const uint32_t stats = BARRIER_STATS + WARPS * t + warp;
+    const float scale_log2 = args.scale_log2;
+    uint32_t s_parity = 0, stats_parity = 1;
+
+    for_each_work(args, [&](const work &w) {
+        const blocks n = blocks_of(args, w, t);
+        if (n.empty()) return;
+        const int i = w.first_row(t) + row;
+        const int key_begin = max(0, i + args.lo), key_end = min(w.len_kv, i + args.hi + 1);
+        // Blocks in [plain_begin, plain_end) need no mask: all of the tile's rows see all of their keys.
+        const int last = w.first_row(t) + BLOCK_Q - 1;
+        const int plain_begin = (max(0, last + args.lo) + BLOCK_KV - 1) / BLOCK_KV;
+        const int plain_end = args.has_prescale ? 0 : max(0, min(w.len_kv, w.first_row(t) + args.hi + 1)) / BLOCK_KV;
+
+        float m = -INFINITY, l = 0;
+        auto tell = [&](float x) {
+            mbarrier_wait(shared_address(&sm.stats_empty[t]), stats_parity);
+            stats_parity ^= 1;
+            sm.factor[t][row] = x;
+        };
+        auto step = [&](int block, bool first, bool masked) {
+            float s[BLOCK_KV];
+            mbarrier_wait(shared_address(&sm.s_full[t]), s_parity);
+            s_parity ^= 1;
+            tcgen05_fence_after_thread_sync();
+#pragma unroll
+            for (int f = 0; f < BLOCK_KV / FRAGMENT; f++)
+                tcgen05_ld_32x32b_x32(s + f * FRAGMENT, s_tmem + f * FRAGMENT);
+            tcgen05_wait_ld();
+            if (masked) mask_scores(s, args, key_begin - block * BLOCK_KV, key_end - block * BLOCK_KV);
+
+            // m follows the true maximum only when that has grown by more than 2^8: until then the factor is exactly 1
+            // and O can stay as it is, weights stay under 2^8, and the last division makes up for it.
+            const float m_block = maximum(s, m);
+            float factor = 1;
+            if (first) {
+                m = m_block;
+            } else {
+                const float grown = (m - m_block) * scale_log2; // NaN while there is no key: -inf - -inf
+                const bool keep = grown >= -8;
+                const bool none = m_block == -INFINITY;
+                factor = keep || none ? 1 : ex2_approx_ftz(grown);
+                m = keep ? m : m_block;
+                tell(factor);
+                __syncwarp();
+                bar_arrive(stats, 64);
+            }
+            const float m_used = m == -INFINITY ? 0 : m * scale_log2;
+            const pair scale2 = pack(scale_log2, scale_log2), minus_m = pack(-m_used, -m_used);
+#pragma unroll
+            for (int f = 0; f < BLOCK_KV / FRAGMENT; f++) {
+                uint32_t p[FRAGMENT / 2];
+#pragma unroll
+                for (int j = 0; j < FRAGMENT / 2; j++) {
+                    float &x = s[f * FRAGMENT + 2 * j], &y = s[f * FRAGMENT + 2 * j + 1];
+                    unpack(x, y, fma_rn_ftz_f32x2(pack(x, y), scale2, minus_m));
+                    if (emulated(f * FRAGMENT / 2 + j))
+                        exp2_emulated(x, y);
+                    else
+                        x = ex2_approx_ftz(x), y = ex2_approx_ftz(y);
+                    p[j] = cvt_rn_16x2(x, y);
+                }
+                tcgen05_st_32x32b_x16(p_tmem + f * FRAGMENT / 2, p);
+                if (f == BLOCK_KV / FRAGMENT - 2 || f == BLOCK_KV / FRAGMENT - 1) {
+                    tcgen05_wait_st();
+                    tcgen05_fence_before_thread_sync();
+                    arrive_warp(f == BLOCK_KV / FRAGMENT - 2 ? &sm.p_full[t] : &sm.p_last[t]);
+                }
+            }
+            l = first ? sum(s) : l * factor + sum(s);
+        };
+
+        step(n.end - 1, true, true);
+        int block = n.end - 2;
+#pragma unroll 1
+        while (block >= n.begin) {
+#pragma unroll 1
+            for (; block >= n.begin && (block >= plain_end || block < plain_begin); block--) step(block, false, true);
+#pragma unroll 1
+            for (; block >= max(n.begin, plain_begin) && block < plain_end; block--) step(block, false, false);
+        }
+
+        tell(l);
+        sm.row_max[t][row] = m;
+        __syncwarp();
+        bar_arrive(stats, 64);
+    });
+    tcgen05_fence_before_thread_sync();
+    bar_arrive(BARRIER_TMEM, TMEM_THREADS);
+}
+
+// ---- Correction
+
+FA4_DEVICE void correction_warps(smem &sm, const fa4_sm100_fwd_args &args)
+{
+    const int warp = threadIdx.x / 32 % WARPS, row = threadIdx.x % BLOCK_Q;
+    const uint32_t lanes = (uint32_t)(32 * warp) << 16;
+    uint32_t o_parity = 0, out_parity = 3;
+
+    // O of both tiles is free before the first product.
+    for (int t = 0; t < TILES; t++) arrive_warp(&sm.p_full[t]);
+
+    for_each_work(args, [&](const work &w) {
+        const both_blocks n = both_blocks_of(args, w);
+#pragma unroll 1
+        for (int block = n.all.end - 2; block >= n.all.begin; block--) {
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                if (!n.of[t].has(block) || block == n.of[t].end - 1) continue;
+                bar_sync(BARRIER_STATS + WARPS * t + warp, 64);
+                const float factor = sm.factor[t][row];
+                arrive_warp(&sm.stats_empty[t]);
+                // S of this block is complete, so is all that was added to O before.
+                if (__any_sync(0xffffffff, factor != 1)) {
+                    tcgen05_fence_after_thread_sync();
+                    const uint32_t o_tmem = lanes + TMEM_O + t * DV;
+                    const pair factor2 = pack(factor, factor);
+#pragma unroll
+                    for (int c = 0; c < DV; c += 16) {
+                        float o[16];
+                        tcgen05_ld_32x32b_x16(o, o_tmem + c);
+                        tcgen05_wait_ld();
+#pragma unroll
+                        for (int i = 0; i < 16; i += 2)
+                            unpack(o[i], o[i + 1], mul_rn_ftz_f32x2(pack(o[i], o[i + 1]), factor2));
+                        tcgen05_st_32x32b_x16(o_tmem + c, o);
+                    }
+                    tcgen05_wait_st();
+                    tcgen05_fence_before_thread_sync();
+                }
+                arrive_warp(&sm.p_full[t]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            const int i = w.first_row(t) + row;
+            const bool empty = n.of[t].empty();
+            float l = 0, m = -INFINITY;
+            if (!empty) {
+                bar_sync(BARRIER_STATS + WARPS * t + warp, 64);
+                l = sm.factor[t][row];
+                m = sm.row_max[t][row];
+                arrive_warp(&sm.stats_empty[t]);
+            }
+            // A row that sees no key is 0 by definition, whatever 0 times its values would be.
+            const bool sees = max(0, i + args.lo) < min(w.len_kv, i + args.hi + 1);
+            const float inverse = 1 / l;
+            if (i < args.len_q)
+                args.lse[w.tile.batch * args.stride_lse[0] + w.tile.head * args.stride_lse[1] +
+                         i * args.stride_lse[2]] =
+                    l == 0 ? -INFINITY : (m * args.scale_log2 + lg2_approx_ftz(l)) * 0.693147180559945309f;
+
+            if (!empty) {
+                mbarrier_wait(shared_address(&sm.o_full[t]), o_parity >> t & 1);
+                o_parity ^= 1u << t;
+                tcgen05_fence_after_thread_sync();
+            }
+            mbarrier_wait(shared_address(&sm.out_empty[t]), out_parity >> t & 1);
+            out_parity ^= 1u << t;
+            const uint32_t out = shared_address(sm.o[t]) + row * ROW_V;
+#pragma unroll
+            for (int c = 0; c < DV; c += 16) {
+                float o[16];
+                if (!empty) tcgen05_ld_32x32b_x16(o, lanes + TMEM_O + t * DV + c);
+                uint32_t x[8];
+#pragma unroll
+                for (int e = 0; e < 8; e++) x[e] = sees ? cvt_rn_16x2(o[2 * e] * inverse, o[2 * e + 1] * inverse) : 0;
+                // The slab's swizzle: the 16-byte unit of a row, XOR the row (of 128 bytes) modulo 8.
+                const uint32_t slab = out + c / COLUMNS_V * BLOCK_Q * ROW_V, unit = c % COLUMNS_V / 8;
+                const uint32_t swizzle = ROW_V == 128 ? row % 8 : row / 2 % 4;
+                st_shared_v4(slab + (unit ^ swizzle) * 16, x[0], x[1], x[2], x[3]);
+                st_shared_v4(slab + (unit + 1 ^ swizzle) * 16, x[4], x[5], x[6], x[7]);
+            }
+            fence_proxy_async_shared();
+            if (!empty) {
+                tcgen05_wait_ld();
+                tcgen05_fence_before_thread_sync();
+                arrive_warp(&sm.p_full[t]); // O is free
+            }
+            arrive_warp(&sm.out_full[t]);
+        }
+    });
+    tcgen05_fence_before_thread_sync();
+    bar_arrive(BARRIER_TMEM, TMEM_THREADS);
+}
+
+// ---- Store
+
+FA4_DEVICE void store_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtensorMap *map_o)
+{
+    const bool elected = elect_sync();
+    uint32_t parity = 0;
+    for_each_work(args, [&](const work &w) {
+        for (int t = 0; t < TILES; t++) {
+            const uint32_t src = shared_address(s.o[t]);
+            mbarrier_wait(shared_address(&s.out_full[t]), parity);
+            if (elected && w.first_row(t) < args.len_q) {
+                for (int slab = 0; slab < DV / COLUMNS_V; slab++)
+                    cp_async_bulk_tensor_4d_store(map_o, slab * COLUMNS_V, w.first_row(t), w.tile.head, w.tile.batch,
+                                                  src + slab * BLOCK_Q * ROW_V);
+                cp_async_bulk_commit_group();
+            }
+        }
+        for (int t = 0; t < TILES; t++)
+            if (elected) {
+                cp_async_bulk_wait_group_read_0();
+                mbarrier_arrive(shared_address(&s.out_empty[t]));
+            }
+        parity ^= 1;
+    });
+    cp_async_bulk_wait_group_0();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    FA4_KERNEL(const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
+               const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_o,
+               const __grid_constant__ fa4_sm100_fwd_args args)
+{
+    extern __shared__ __align__(1024) unsigned char dynamic[];
+    smem &s = *(smem *)dynamic;
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+
+    if (warp == WARP_MMA) {
+        tcgen05_alloc(shared_address(&s.tmem), TMEM_COLUMNS);
+        tcgen05_relinquish_alloc_permit();
+    }
+    if (threadIdx.x == 0) {
+        prefetch_tensormap(&map_q);
+        prefetch_tensormap(&map_k);
+        prefetch_tensormap(&map_v);
+        prefetch_tensormap(&map_o);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(shared_address(&s.kv_full[i]), 1);
+            mbarrier_init(shared_address(&s.kv_empty[i]), 1);
+        }
+        for (int t = 0; t < TILES; t++) {
+            mbarrier_init(shared_address(&s.q_full[t]), 1);
+            mbarrier_init(shared_address(&s.q_empty[t]), 1);
+            mbarrier_init(shared_address(&s.s_full[t]), 1);
+            mbarrier_init(shared_address(&s.p_full[t]), 2 * WARPS);
+            mbarrier_init(shared_address(&s.p_last[t]), WARPS);
+            mbarrier_init(shared_address(&s.stats_empty[t]), WARPS);
+            mbarrier_init(shared_address(&s.o_full[t]), 1);
+            mbarrier_init(shared_address(&s.out_full[t]), WARPS);
+            mbarrier_init(shared_address(&s.out_empty[t]), 1);
+        }
+        mbarrier_init(shared_address(&s.v_end), 1);
+        fence_mbarrier_init();
+    }
+    __syncwarp();
+    tcgen05_fence_before_thread_sync();
+    __syncthreads();
+    tcgen05_fence_after_thread_sync();
+
+    if (warp >= WARP_MMA) {
+        setmaxnreg_dec(REGISTERS_OTHER);
+        if (warp == WARP_MMA) {
+            mma_warp(s, args);
+        } else if (warp == WARP_STORE) {
+            store_warp(s, args, &map_o);
+        } else if (warp == WARP_LOAD) {
+            load_warp(s, args, &map_q, &map_k, &map_v);
+        }
+    } else if (warp >= WARP_CORRECTION) {
+        setmaxnreg_dec(REGISTERS_CORRECTION);
+        correction_warps(s, args);
+    } else {
+        setmaxnreg_inc(REGISTERS_SOFTMAX);
+        softmax_warps(s, args, warp / WARPS);
+    }
+}

@@ -1,0 +1,219 @@
+// tcgen05, the tensor cores and tensor memory of Blackwell (PTX ISA, "TensorCore 5th Generation Family Instructions").
+// Tensor memory is 128 lanes of 512 columns of 32 bits; an address is lane << 16 | column. A warp reads and writes the
+// lanes 32 (warp % 4) .. + 31 only; the tensor cores all of them.
+#ifndef FA4_SM100_PTX_H
+#define FA4_SM100_PTX_H
+
+#include "../cuda/ptx.h"
+
+// ---- Tensor memory
+
+// PTX ISA, "tcgen05.alloc": by one warp; the address goes to shared memory. Waits until there are as many free columns.
+FA4_DEVICE void tcgen05_alloc(uint32_t dst, uint32_t columns)
+{
+    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;"
+                 :
+                 : "r"(dst), "r"(columns)
+                 : "memory");
+}
+
+// PTX ISA, "tcgen05.relinquish_alloc_permit": this CTA allocates no more.
+FA4_DEVICE void tcgen05_relinquish_alloc_permit()
+{
+    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" : : : "memory");
+}
+
+FA4_DEVICE void tcgen05_dealloc(uint32_t tmem, uint32_t columns)
+{
+    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" : : "r"(tmem), "r"(columns) : "memory");
+}
+
+// PTX ISA, "tcgen05.fence": tcgen05 operations before it come before what a synchronisation after it orders.
+FA4_DEVICE void tcgen05_fence_before_thread_sync()
+{
+    asm volatile("tcgen05.fence::before_thread_sync;" : : : "memory");
+}
+
+// PTX ISA, "tcgen05.fence": tcgen05 operations after it come after what a synchronisation before it orders.
+FA4_DEVICE void tcgen05_fence_after_thread_sync()
+{
+    asm volatile("tcgen05.fence::after_thread_sync;" : : : "memory");
+}
+
+FA4_DEVICE void tcgen05_wait_ld()
+{
+    asm volatile("tcgen05.wait::ld.sync.aligned;" : : : "memory");
+}
+
+FA4_DEVICE void tcgen05_wait_st()
+{
+    asm volatile("tcgen05.wait::st.sync.aligned;" : : : "memory");
+}
+
+#define FA4_16(f, i)                                                                                           \
+    f(i), f(i + 1), f(i + 2), f(i + 3), f(i + 4), f(i + 5), f(i + 6), f(i + 7), f(i + 8), f(i + 9), f(i + 10), \
+        f(i + 11), f(i + 12), f(i + 13), f(i + 14), f(i + 15)
+#define FA4_OUT(i) "=f"(d[i])
+#define FA4_IN(i) "r"(a[i])
+#define FA4_IN_F(i) "f"(a[i])
+
+// PTX ISA, "tcgen05.ld", 32x32b: the warp's thread t gets lane t, d[i] column i. The registers may be used at once;
+// only tcgen05_wait_ld says that the columns may be overwritten.
+FA4_DEVICE void tcgen05_ld_32x32b_x32(float *d, uint32_t tmem)
+{
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x32.b32 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, [%32];"
+                 : FA4_16(FA4_OUT, 0), FA4_16(FA4_OUT, 16)
+                 : "r"(tmem)
+                 : "memory");
+}
+
+FA4_DEVICE void tcgen05_ld_32x32b_x16(float *d, uint32_t tmem)
+{
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x16.b32 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, [%16];"
+                 : FA4_16(FA4_OUT, 0)
+                 : "r"(tmem)
+                 : "memory");
+}
+
+// PTX ISA, "tcgen05.st", 32x32b: thread t writes lane t, a[i] to column i.
+FA4_DEVICE void tcgen05_st_32x32b_x16(uint32_t tmem, const uint32_t *a)
+{
+    asm volatile("tcgen05.st.sync.aligned.32x32b.x16.b32 [%0], "
+                 "{%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16};"
+                 :
+                 : "r"(tmem), FA4_16(FA4_IN, 0)
+                 : "memory");
+}
+
+FA4_DEVICE void tcgen05_st_32x32b_x16(uint32_t tmem, const float *a)
+{
+    asm volatile("tcgen05.st.sync.aligned.32x32b.x16.b32 [%0], "
+                 "{%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16};"
+                 :
+                 : "r"(tmem), FA4_16(FA4_IN_F, 0)
+                 : "memory");
+}
+
+// ---- Products
+
+// PTX ISA, "Instruction descriptor", kind f16 with f32 results: d[m][n] (+)= a[m][k] b[n][k].
+FA4_DEVICE constexpr uint32_t instruction_descriptor(int m, int n, bool bf16, bool b_n_major)
+{
+    return 1u << 4                     // d: f32
+           | (uint32_t)bf16 << 7       // a
+           | (uint32_t)bf16 << 10      // b
+           | (uint32_t)b_n_major << 16 // b: n is the contiguous dimension
+           | (uint32_t)(n / 8) << 17   //
+           | (uint32_t)(m / 16) << 24;
+}
+
+// PTX ISA, "Shared memory descriptor": a tile whose rows of SWIZZLE bytes lie in groups of 8, as a tensor copy writes
+// them. leading: bytes between neighbouring slabs along the row (only read for an N-major operand wider than a slab).
+template <int SWIZZLE> FA4_DEVICE uint64_t shared_descriptor(uint32_t address, uint32_t leading)
+{
+    static_assert(SWIZZLE == 64 || SWIZZLE == 128, "rows of 64 or 128 bytes");
+    const uint64_t stride = 8 * SWIZZLE; // bytes between groups of 8 rows
+    const uint64_t mode = SWIZZLE == 128 ? 2 : 4;
+    return mode << 61 | UINT64_C(1) << 46 | stride >> 4 << 32 | (uint64_t)(leading >> 4) << 16 |
+           (address & 0x3FFFF) >> 4;
+}
+
+// PTX ISA, "tcgen05.mma": the whole warp comes here, the elected thread issues. d in tensor memory is added to unless
+// accumulate is 0. a in shared memory (ss) or tensor memory (ts), b in shared memory.
+FA4_DEVICE void tcgen05_mma_ss(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate,
+                               uint32_t elected)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred p, e;\n\t"
+                 "setp.ne.b32 p, %4, 0;\n\t"
+                 "setp.ne.b32 e, %5, 0;\n\t"
+                 "@e tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n\t"
+                 "}"
+                 :
+                 : "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate), "r"(elected)
+                 : "memory");
+}
+
+FA4_DEVICE void tcgen05_mma_ts(uint32_t d, uint32_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate,
+                               uint32_t elected)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred p, e;\n\t"
+                 "setp.ne.b32 p, %4, 0;\n\t"
+                 "setp.ne.b32 e, %5, 0;\n\t"
+                 "@e tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n\t"
+                 "}"
+                 :
+                 : "r"(d), "r"(a), "l"(b), "r"(descriptor), "r"(accumulate), "r"(elected)
+                 : "memory");
+}
+
+// PTX ISA, "tcgen05.commit": one arrival at mbar when all products that the elected thread has issued are complete.
+FA4_DEVICE void tcgen05_commit(uint32_t mbar, uint32_t elected)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred e;\n\t"
+                 "setp.ne.b32 e, %1, 0;\n\t"
+                 "@e tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];\n\t"
+                 "}"
+                 :
+                 : "r"(mbar), "r"(elected)
+                 : "memory");
+}
+
+// ---- Arithmetic on pairs of floats
+
+typedef uint64_t pair; // element 0 in the low half
+
+FA4_DEVICE pair pack(float x, float y)
+{
+    pair p;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(p) : "f"(x), "f"(y));
+    return p;
+}
+
+FA4_DEVICE void unpack(float &x, float &y, pair p)
+{
+    asm("mov.b64 {%0, %1}, %2;" : "=f"(x), "=f"(y) : "l"(p));
+}
+
+FA4_DEVICE pair fma_rn_ftz_f32x2(pair a, pair b, pair c)
+{
+    pair d;
+    asm("fma.rn.ftz.f32x2 %0, %1, %2, %3;" : "=l"(d) : "l"(a), "l"(b), "l"(c));
+    return d;
+}
+
+FA4_DEVICE pair add_rn_ftz_f32x2(pair a, pair b)
+{
+    pair d;
+    asm("add.rn.ftz.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+    return d;
+}
+
+FA4_DEVICE pair add_rm_ftz_f32x2(pair a, pair b)
+{
+    pair d;
+    asm("add.rm.ftz.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+    return d;
+}
+
+FA4_DEVICE pair mul_rn_ftz_f32x2(pair a, pair b)
+{
+    pair d;
+    asm("mul.rn.ftz.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+    return d;
+}
+
+// PTX ISA, "max": of three; NaN when one of them is.
+FA4_DEVICE float max3_nan(float a, float b, float c)
+{
+    float y;
+    asm("max.NaN.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+    return y;
+}
+
+#endif
