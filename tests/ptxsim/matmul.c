@@ -63,6 +63,14 @@ static uint32_t chunk_offset(const matrix_layout *l, int mn, int depth)
     return r % chunks * CHUNK + r / chunks * d->lbo + k % group * span + k / group * d->sbo;
 }
 
+matrix_layout matrix_rows(const matrix_layout *l, int first, int rows)
+{
+    matrix_layout part = *l;
+    part.descriptor.start += chunk_offset(l, l->mn_major ? first * l->element_bytes / CHUNK : first, 0);
+    part.rows = rows;
+    return part;
+}
+
 // The swizzle XORs bits of the absolute address, so that a start inside an atom works.
 static uint32_t swizzled(const matrix_descriptor *d, uint32_t address)
 {

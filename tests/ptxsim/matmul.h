@@ -22,6 +22,9 @@ typedef struct {
     int rows, depth_bytes;
 } matrix_layout;
 
+// The same operand's rows first to first + rows - 1 (multiples of 16) alone.
+matrix_layout matrix_rows(const matrix_layout *l, int first, int rows);
+
 // Element formats are named by `type`: T_BF16, T_F16, T_TF32, T_E4M3, T_E5M2, and for kind::f8f6f4 T_E2M3X2, T_E3M2X2,
 // T_E2M1X2 (one element).
 float format_to_float(type t, uint32_t bits);              // T_TF32: the low 13 bits are ignored
