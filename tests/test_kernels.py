@@ -14,14 +14,10 @@ import flash_attn4
 HALF = [torch.float16, torch.bfloat16]
 FLOATS = [torch.float32, *HALF]
 ALL = [*FLOATS, torch.float64]
-ISAS = [name for name, why in flash_attn4.cpu_isas().items() if why is None]
 inf, nan = math.inf, math.nan
 
 
-@pytest.fixture(params=ISAS, autouse=True)
-def isa(request):
-    with flash_attn4.force_cpu_isa(request.param):
-        yield request.param
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def fwd(q, k, v, *, mask=None, **how):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from reference import accurate, accurate_gradients, attention, hashed, max_error, scattered
 
 import flash_attn4
+from flash_attn4 import _C
 
 CASES = int(os.environ.get("FA4_RANDOM_CASES", 2000))
 SEED = int(os.environ.get("FA4_RANDOM_SEED", 0))
@@ -108,8 +109,11 @@ def run(test, count):
 
 
 def in_isa(case, test):
-    with flash_attn4.force_cpu_isa(case["isa"]):
+    _C.force_isa(case["isa"])
+    try:
         return test()
+    finally:
+        _C.force_isa(None)
 
 
 @pytest.mark.timeout(1800)
