@@ -1,3 +1,4 @@
+#define _GNU_SOURCE // syscall
 // What the machine can run. Compiled without any instruction set flag: it runs before anything is known.
 #include "kernels.h"
 
@@ -6,6 +7,10 @@
 #if defined(__x86_64__)
 
 #    include <cpuid.h>
+#    ifdef __linux__
+#        include <sys/syscall.h>
+#        include <unistd.h>
+#    endif
 
 typedef struct {
     const char *name;
@@ -26,6 +31,8 @@ static const feature features[] = {
     {"avx512", 7, 0, EBX, 30, "the processor has no AVX-512 BW"},
     {"avx512", 7, 0, EBX, 31, "the processor has no AVX-512 VL"},
     {"avx512_bf16", 7, 1, EAX, 5, "the processor has no AVX-512 BF16"},
+    {"amx_bf16", 7, 0, EDX, 22, "the processor has no AMX BF16"},
+    {"amx_bf16", 7, 0, EDX, 24, "the processor has no AMX tiles"},
 };
 
 static int has(const feature *f)
@@ -48,6 +55,18 @@ static unsigned saved_state(void)
     return low;
 }
 
+// Linux keeps the tiles' 8 KiB only for processes that have asked (Documentation/arch/x86/xstate.rst); asking again is
+// free, and children inherit the answer.
+static int may_use_amx(void)
+{
+#    ifdef __linux__
+    enum { REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#    else
+    return 0;
+#    endif
+}
+
 static const char *missing_of(const char *name)
 {
     for (size_t i = 0; i < sizeof features / sizeof *features; i++)
@@ -57,8 +76,16 @@ static const char *missing_of(const char *name)
 
 const char *fa4_cpu_isa_missing(const char *name)
 {
-    enum { SSE = 1 << 1, YMM = 1 << 2, OPMASK = 1 << 5, ZMM_LOW = 1 << 6, ZMM_HIGH = 1 << 7 };
-    const unsigned ymm = SSE | YMM, zmm = ymm | OPMASK | ZMM_LOW | ZMM_HIGH;
+    enum {
+        SSE = 1 << 1,
+        YMM = 1 << 2,
+        OPMASK = 1 << 5,
+        ZMM_LOW = 1 << 6,
+        ZMM_HIGH = 1 << 7,
+        TILE_CONFIG = 1 << 17,
+        TILE_DATA = 1 << 18
+    };
+    const unsigned ymm = SSE | YMM, zmm = ymm | OPMASK | ZMM_LOW | ZMM_HIGH, amx = TILE_CONFIG | TILE_DATA;
 
     if (!strcmp(name, "generic")) return NULL;
     const char *missing = missing_of("avx2");
@@ -67,7 +94,12 @@ const char *fa4_cpu_isa_missing(const char *name)
     missing = missing_of("avx512");
     if (!missing && (saved_state() & zmm) != zmm) missing = "the operating system does not save the AVX-512 registers";
     if (missing || !strcmp(name, "avx512")) return missing;
-    return missing_of(name);
+    missing = missing_of("avx512_bf16");
+    if (missing || !strcmp(name, "avx512_bf16")) return missing;
+    missing = missing_of("amx_bf16");
+    if (!missing && (saved_state() & amx) != amx) missing = "the operating system does not save the AMX tiles";
+    if (!missing && !may_use_amx()) missing = "the operating system does not let this process use AMX";
+    return missing;
 }
 
 #else
