@@ -94,7 +94,8 @@ size_t fa4_bwd_workspace(const fa4_bwd_params *p, int arch);
 const char *fa4_last_error(void);
 
 // The CPU kernels' instruction sets, best first ("amx_bf16", "avx512_bf16", "avx512", "avx2", "generic"): name and
-// NULL, or why this machine cannot run it. Index past the last: name is NULL. The environment variable FA4_CPU_ISA forces one.
+// NULL, or why this machine cannot run it. Index past the last: name is NULL. The environment variable
+// FA4_CPU_ISA forces one.
 typedef struct {
     const char *name;
     const char *unavailable;
