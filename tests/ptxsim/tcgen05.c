@@ -1438,6 +1438,8 @@ static const char *decode_mma(inst *in, const kernel *k)
     if (in->ops[next].kind == OP_VECTOR) {
         if (in->ops[next].count != 4 * in->p[P_GROUP])
             return "the mask of disabled lanes has the wrong number of words";
+        for (int i = 0; i < in->ops[next].count; i++)
+            if (in->ops[next].items[i].kind != OP_REG) return "the mask of disabled lanes must be registers";
         in->p[P_MASK] = next++;
     }
     if (!is_value(in, next)) return "enable-input-d is missing";
