@@ -3,7 +3,8 @@
 //     parse.c      PTX text -> module, kernel, inst (unknown instruction or modifier: an error that prints it)
 //     decode.c     the table of instructions: who decodes what, for which target
 //     sched.c      clusters, CTAs, warps; divergence; which warp or pending operation runs next; deadlock
-//     scalar.c     arithmetic, logic, comparison, selection, moves
+//     scalar.c     operands; integer arithmetic, logic, shifts
+//     float.c      floating point     move.c        comparison, selection, moves
 //     convert.c    cvt                 special.c    special registers
 //     warp.c       shfl, vote, match, redux, elect, bar.warp.sync, activemask
 //     control.c    branches, call, exit, named and cluster barriers, setmaxnreg, griddepcontrol
@@ -180,7 +181,7 @@ typedef struct module module;
 typedef struct kernel {
     module *module;
     const char *name;
-    bool is_entry;
+    bool is_entry, has_body;
     inst *insts; // the whole module's, functions and entries: pc counts through it
     int first, count;
     type *reg_type; // by register index; the module's functions have the first ones, so that a call needs no copies
@@ -222,7 +223,7 @@ typedef struct {
                         // a dot, wins
     const char *(*decode)(inst *in, const kernel *k);
 } inst_row;
-extern const inst_row scalar_rows[], convert_rows[], warp_rows[], control_rows[], memory_rows[], order_rows[], mbarrier_rows[],
+extern const inst_row scalar_rows[], float_rows[], move_rows[], convert_rows[], warp_rows[], control_rows[], memory_rows[], order_rows[], mbarrier_rows[],
     async_rows[], tma_rows[], wgmma_rows[], tcgen05_rows[]; // each ends with {NULL, NULL}
 
 // Helpers for decoders. mod_index: position of a modifier or -1. mods_only: NULL when every modifier is in the list
