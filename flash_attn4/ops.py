@@ -12,6 +12,7 @@ strides in the order of q's, lse is the natural log of the sum of exponentials, 
 
 import importlib.util
 import math
+import operator
 
 import torch
 
@@ -32,8 +33,10 @@ CPU = 0  # FA4_ARCH_CPU
 # ---- what can run
 
 
-def unsupported(q, k, v, attn_mask=None, scale=None, backward=False):
-    """None when fa4::fwd (with backward: its gradient too) can run these, else a sentence that says why not."""
+def unsupported(q, v, attn_mask=None, scale=None, backward=False):
+    """None when fa4::fwd (with backward: its gradient too) can run a call of this kind, else why not, as a sentence.
+
+    Device, dtypes, head dims and scale decide; whether shapes fit together is another question."""
     if q.device.type in ("cpu", "meta"):
         arch = CPU
     elif q.device.type == "cuda":
@@ -42,14 +45,14 @@ def unsupported(q, k, v, attn_mask=None, scale=None, backward=False):
     else:
         return f"there are no kernels for the device {q.device.type}"
     mask = "" if attn_mask is None else _name(attn_mask.dtype)
-    scale = 1.0 if scale is None else scale
-    return ask(backward, arch, _name(q.dtype), q.shape[-1], v.shape[-1], mask, q.shape[-3], k.shape[-3], scale)
+    dim, dim_v = operator.index(q.shape[-1]), operator.index(v.shape[-1])  # plain numbers while compiling, too
+    return ask(backward, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale)
 
 
-def ask(backward, arch, dtype, dim, dim_v, mask="", heads_q=1, heads_kv=1, scale=1.0):
+def ask(backward, arch, dtype, dim, dim_v, mask="", scale=1.0):
     """fa4_fwd_unsupported or fa4_bwd_unsupported for calls of this kind: None, or the reason."""
     module = _C if arch == CPU or _C_cuda is None else _C_cuda
-    return module.unsupported(backward, arch, dtype, dim, dim_v, mask, heads_q, heads_kv, scale)
+    return module.unsupported(backward, arch, dtype, dim, dim_v, mask, scale)
 
 
 # What torch.compiler.assume_constant_result sets, without its import of torch._dynamo, which takes longer than ours.
@@ -89,7 +92,7 @@ def _check_inputs(q, k, v, **others):
         torch._check(tensor.dtype == q.dtype, lambda n=name, t=tensor: f"flash_attn4: {n} is {t.dtype}, q is {q.dtype}")
     for name, tensor in (("k", k), ("v", v), *others.items()):
         if tensor is not None:
-            torch._check(tensor.device == q.device, lambda n=name: f"flash_attn4: {n} is on another device than q")
+            torch._check(tensor.device == q.device, lambda n=name, t=tensor: f"flash_attn4: {n} is on {t.device}, q on {q.device}")
     torch._check(k.shape[0] == q.shape[0], lambda: "flash_attn4: k and q differ in batch")
     torch._check(k.shape[3] == q.shape[3], lambda: "flash_attn4: k and q differ in head dim")
     for d, what in enumerate(("batch", "heads", "len_kv")):
@@ -117,7 +120,7 @@ def _setup_context(ctx, inputs, output):
     q, k, v, attn_mask, len_kv, ctx.lo, ctx.hi, ctx.scale = inputs
     if ctx.needs_input_grad[3]:
         raise NotImplementedError("flash_attn4: attn_mask requires grad, and there is no gradient for a mask")
-    reason = unsupported(q, k, v, attn_mask, ctx.scale, backward=True)
+    reason = unsupported(q, v, attn_mask, ctx.scale, backward=True)
     if reason:
         raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
     ctx.set_materialize_grads(False)
