@@ -731,7 +731,10 @@ static void reg_declaration(parser *p)
         token name = expect_word(p, "a register's name");
         int count = 1, first = p->k->regs;
         if (accept(p, "<")) {
-            count = (int)integer(p, 0, MAX_REGISTERS, "number of registers");
+            constant c = expression(p, 0, 8); // no comparison: '>' ends it
+            if (c.literal || c.bits < 0 || c.bits > MAX_REGISTERS)
+                fail(p, name.line, "number of registers: out of range");
+            count = (int)c.bits;
             expect(p, ">");
             if (count > MAX_REGISTERS - first) fail(p, name.line, "too many registers");
             declare(p, SYMBOL_RANGE, name, first, count);
