@@ -451,7 +451,6 @@ def tcgen05(g):
             f"tcgen05.cp.cta_group::{g}.<128x256b|128x128b|4x256b|64x128b.warpx2::02_13|64x128b.warpx2::01_23|32x128b.warpx4>"
             " [x], a",
         ]),
-        ("tcgen05.shift", ("sm_100a", "sm_103a"), [f"tcgen05.shift.cta_group::{g}.down [x]"]),
         ("tcgen05.ld, st", BLACKWELL, list(tcgen05_ld_st())),
         ("tcgen05.wait, fence", BLACKWELL, [
             "tcgen05.wait::<ld|st>.sync.aligned", "tcgen05.fence::<before|after>_thread_sync",
@@ -468,6 +467,7 @@ TABLES = {"cta_group::1": [*TABLE, *tcgen05(1)], "cta_group::2": tcgen05(2), "wg
 
 # What ptxas takes and the simulator refuses, by name: other features than attention kernels need.
 REFUSED = [
+    ("tcgen05.shift", "sm_100a", "tcgen05.shift.cta_group::1.down [x]"),
     ("tcgen05.mma.ws", "sm_100a", "tcgen05.mma.ws.cta_group::1.kind::f16 [x], a, b, y, p"),
     ("tcgen05.mma.sp", "sm_100a", "tcgen05.mma.sp.cta_group::1.kind::f16 [x], a, b, [z], y, p"),
     ("tcgen05.mma, block scaling", "sm_100a",
