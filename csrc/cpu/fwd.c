@@ -24,7 +24,7 @@ fa4_cpu_fwd_fn FWD;
 enum {
     BLOCK_KV = 128,
     BLOCK_DIM = 64,          // products summed in one chain: shorter ones, added up, round less
-    BLOCK_ROWS = 48,         // rows whose scores are in cache at a time
+    BLOCK_ROWS = 24,         // rows whose scores are in cache at a time
     TILE_BYTES = 256 * 1024, // of q and o of a tile: part of a core's second-level cache
     SERIAL_WORK = 1 << 18,   // multiply-adds below which threads cost more than they give
     TILES_PER_THREAD = 4,
@@ -83,8 +83,8 @@ static size_t fwd_scratch_cut(const fwd_context *c, fwd_scratch *w, real *memory
         {&w->o, rows * c->o_row},
         {&w->m, rows},
         {&w->l, rows * VEC_LEN},
-        {&w->m_used, BLOCK_ROWS},
-        {&w->rescale, BLOCK_ROWS},
+        {&w->m_used, BLOCK_ROWS + VEC_LEN},
+        {&w->rescale, BLOCK_ROWS + VEC_LEN},
     };
     int64_t size = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
