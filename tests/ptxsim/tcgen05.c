@@ -398,9 +398,10 @@ typedef struct {
     int count; // registers of a thread
     bool pack; // .pack::16b, .unpack::16b: a register is the low halves of two columns
     int lane, column, columns;
-    int halves, split;       // .16x32bx2: two, and the second's distance; else one
-    int regs[MAX_REGISTERS]; // or -1
-    uint32_t *values;        // st: [count][LANES]
+    int halves, split;                        // .16x32bx2: two, and the second's distance; else one
+    int regs[MAX_REGISTERS];                  // or -1
+    int written[MAX_REGISTERS + 1], nwritten; // ld: all registers that it writes
+    uint32_t *values;                         // st: [count][LANES]
     uint8_t *poison;
     int reduce;  // ld.red: REDUCE_*, or 0
     int reduced; // its register
@@ -527,8 +528,7 @@ static bool run_ld(cluster *c, operation *op)
             }
             store_register(w, t->reduced, lane, result, undefined ? 0xf : 0);
         }
-    registers_ready(w, t->regs, t->count);
-    if (t->reduce) registers_ready(w, &t->reduced, 1);
+    registers_ready(w, t->written, t->nwritten);
     return true;
 }
 
@@ -542,11 +542,10 @@ static outcome exec_ld(warp *w, const inst *in, uint32_t mask)
     op->run = run_ld;
     op->destroy = transfer_destroy;
     s->last_load = agent_number(a);
-    registers_pending(w, t->regs, t->count, op, false);
-    if (t->reduce) {
-        t->reduced = in->ops[in->p[P_REGS] + 1].reg;
-        registers_pending(w, &t->reduced, 1, op, false);
-    }
+    for (int j = 0; j < t->count; j++)
+        if (t->regs[j] >= 0) t->written[t->nwritten++] = t->regs[j];
+    if (t->reduce) t->written[t->nwritten++] = t->reduced = in->ops[in->p[P_REGS] + 1].reg;
+    registers_pending(w, t->written, t->nwritten, op, false);
     list_add(&s->loads, op);
     operation_submit(w->cta->cluster, op);
     return RAN;
