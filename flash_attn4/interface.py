@@ -47,7 +47,7 @@ def _announce(reason):
         raise NotImplementedError(f"flash_attn4 cannot run this, and fallback is forbidden: {reason}")
     if _mode == "warn" and not torch.compiler.is_compiling() and reason not in _announced:
         _announced.add(reason)
-        warnings.warn(f"flash_attn4: PyTorch runs this call: {reason}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"flash_attn4: PyTorch runs this call: {reason}", RuntimeWarning, stacklevel=3)
 
 
 # ---- checks that both functions make
@@ -57,10 +57,13 @@ def _describe(names, values):
     return ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
 
 
-def _check_tensors(q, k, v, names):
+def _check_are_tensors(q, k, v, names):
     for name, tensor in zip(names, (q, k, v), strict=True):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, and it is {type(tensor).__name__}")
+
+
+def _check_agree(q, k, v, names):
     if not q.device == k.device == v.device:
         found = _describe(names, (q.device, k.device, v.device))
         raise ValueError(f"{', '.join(names)} must be on one device: {found}")
@@ -94,7 +97,7 @@ def _differentiates_with_functorch():
 
 
 def scaled_dot_product_attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ):
     """Layout [..., heads, len, dim]: torch.nn.functional.scaled_dot_product_attention on our kernels.
 
@@ -120,8 +123,7 @@ def scaled_dot_product_attention(
 
     Method: FlashAttention-4, arXiv 2603.05451.
     """
-    if not isinstance(query, torch.Tensor) or query.is_nested:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    _check_are_tensors(query, key, value, ("query", "key", "value"))
     call = functools.partial(
         F.scaled_dot_product_attention,
         dropout_p=dropout_p,
@@ -132,11 +134,11 @@ def scaled_dot_product_attention(
     if _differentiates_with_functorch():
         return call(query, key, value, attn_mask)
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
-    _check_tensors(query, key, value, ("query", "key", "value"))
+    _check_agree(query, key, value, ("query", "key", "value"))
     reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if reason is None:
         shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
-        reason = shapes if isinstance(shapes, str) else _kernel_reason(query, key, value, attn_mask, scale, shapes)
+        reason = shapes if isinstance(shapes, str) else _kernel_reason(query, key, value, attn_mask, scale)
     if reason:
         _announce(reason)
         return call(query, key, value, attn_mask)
@@ -147,6 +149,8 @@ def scaled_dot_product_attention(
 
 def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
     """Why only PyTorch can answer (or refuse) this call, before its shapes are looked at; or None."""
+    if query.is_nested or key.is_nested or value.is_nested:
+        return "a tensor is nested"
     if dropout_p > 0:
         return "dropout_p is above 0"
     if attn_mask is not None:
@@ -172,10 +176,9 @@ def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
     return None
 
 
-def _kernel_reason(query, key, value, attn_mask, scale, shapes):
+def _kernel_reason(query, key, value, attn_mask, scale):
     wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    q, k, v, _, _ = shapes
-    return ops.unsupported(q, k, v, attn_mask, scale, backward=wants_grad)
+    return ops.unsupported(query, value, attn_mask, scale, backward=wants_grad)
 
 
 def _sdpa_shapes(query, key, value, attn_mask, enable_gqa):
@@ -284,15 +287,15 @@ def flash_attn_func(
     ):
         if value is not None and value is not neutral and value != neutral:
             raise NotImplementedError(f"{name} is not implemented: it must be {neutral}")
-    if all(isinstance(x, torch.Tensor) for x in (q, k, v)):
-        q, k, v = _autocast(q, k, v)
-    _check_tensors(q, k, v, ("q", "k", "v"))
+    _check_are_tensors(q, k, v, ("q", "k", "v"))
+    q, k, v = _autocast(q, k, v)
+    _check_agree(q, k, v, ("q", "k", "v"))
     _check_flash_shapes(q, k, v)
     _check_scale("softmax_scale", softmax_scale)
     lo, hi = _flash_band(causal, window_size, q.shape[1], k.shape[1])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    reason = ops.unsupported(q, k, v, None, softmax_scale, backward=wants_grad)
+    reason = ops.unsupported(q, v, None, softmax_scale, backward=wants_grad)
     if reason:
         raise NotImplementedError(reason)
     if _differentiates_with_functorch():
@@ -374,20 +377,21 @@ class Explanation:
         return "\n".join([*lines, *(f"  not {name}: {why}" for name, why in self.not_faster.items())])
 
 
-def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=None):
+def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=None):
     """Layout [..., heads, len, dim]: which backend would run this call of SDPA, and why no faster one.
 
     Takes what scaled_dot_product_attention takes (enable_gqa None: as the heads of key ask), runs nothing, and returns
     an Explanation to print. Raises what scaled_dot_product_attention raises for arguments that do not fit.
     """
+    _check_are_tensors(query, key, value, ("query", "key", "value"))
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
-    _check_tensors(query, key, value, ("query", "key", "value"))
+    _check_agree(query, key, value, ("query", "key", "value"))
     if enable_gqa is None:
         enable_gqa = min(query.dim(), key.dim(), value.dim()) >= 3 and query.shape[-3] != key.shape[-3]
     reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if reason is None:
         shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
-        reason = shapes if isinstance(shapes, str) else _kernel_reason(query, key, value, attn_mask, scale, shapes)
+        reason = shapes if isinstance(shapes, str) else _kernel_reason(query, key, value, attn_mask, scale)
     if reason:
         return Explanation("pytorch", None, reason, {})
     if query.device.type == "cuda":

@@ -154,17 +154,15 @@ def test_fakes_refuse_what_does_not_fit():
 def test_gradcheck_also_through_lse(name):
     q, k, v = (
         hashed(*shape, seed=i, dtype=torch.float64, spread=1.0).requires_grad_()
-        for i, shape in enumerate(((2, 4, 6, 5), (2, 2, 7, 5), (2, 2, 7, 3)))
+        for i, shape in enumerate(((2, 2, 4, 3), (2, 1, 5, 3), (2, 1, 5, 2)))
     )
     call = dict(CALLS[name])
     if "attn_mask" in call:
-        call["attn_mask"] = call["attn_mask"][..., :7] if call["attn_mask"].shape[-2] == 1 else None
-        if call["attn_mask"] is None:
-            call["attn_mask"] = hashed(2, 1, 6, 7, seed=5) > -1
-        elif call["attn_mask"].is_floating_point():
-            call["attn_mask"] = call["attn_mask"].double()
+        mask = call["attn_mask"][..., :4, :5]
+        mask = mask[:, :1] if mask.dim() == 4 else mask[:2] if mask.dim() == 3 else mask
+        call["attn_mask"] = mask if mask.dtype == torch.bool else mask.double()
     if "len_kv" in call:
-        call["len_kv"] = call["len_kv"].clamp(max=7)
+        call["len_kv"] = call["len_kv"].clamp(max=5)
 
     def function(q, k, v):
         out, lse = fwd(q, k, v, **call)
@@ -541,9 +539,9 @@ def test_forcing_an_instruction_set_that_is_not_there_is_an_error():
 
 def test_reasons_come_from_the_c_api():
     q, k, v = hashed_qkv(5, 7)
-    assert ops.unsupported(q, k, v) is None
-    assert ops.unsupported(q, k, v, backward=True) is None
+    assert ops.unsupported(q, v) is None
+    assert ops.unsupported(q, v, backward=True) is None
     assert "256" in ops.ask(False, ops.CPU, "float32", 257, 64)
     assert "float8" in ops.ask(False, ops.CPU, "float8_e4m3fn", 64, 64)
     assert "no kernels for a mask of int32" in ops.ask(False, ops.CPU, "float32", 64, 64, "int32")
-    assert "multiple" in ops.ask(False, ops.CPU, "float32", 64, 64, "", 3, 2)
+    assert "finite" in ops.ask(False, ops.CPU, "float32", 64, 64, "", math.inf)

@@ -51,27 +51,23 @@ PyObject *calls_made(PyObject *, PyObject *)
     return dict;
 }
 
-// unsupported(backward, arch, dtype, dim, dim_v, mask, heads_q, heads_kv, scale): None, or why these cannot run.
+// unsupported(backward, arch, dtype, dim, dim_v, mask, scale): None, or why these cannot run.
 PyObject *unsupported(PyObject *, PyObject *args)
 {
     static const char *const dtypes[] = {"float16", "bfloat16", "float32", "float64"}; // as fa4_dtype
     static const char *const masks[] = {"", "bool", "float16", "bfloat16", "float32", "float64"};
     int backward, arch;
     const char *dtype, *mask;
-    long long dim, dim_v, heads_q, heads_kv;
+    long long dim, dim_v;
     double scale;
-    if (!PyArg_ParseTuple(args, "pisLLsLLd", &backward, &arch, &dtype, &dim, &dim_v, &mask, &heads_q, &heads_kv,
-                          &scale))
-        return nullptr;
+    if (!PyArg_ParseTuple(args, "pisLLsd", &backward, &arch, &dtype, &dim, &dim_v, &mask, &scale)) return nullptr;
     int d = 0, m = 0;
     while (d < 4 && strcmp(dtype, dtypes[d])) d++;
     while (m < 6 && strcmp(mask, masks[m])) m++;
     if (d == 4) return PyUnicode_FromFormat("there are no kernels for %s", dtype);
     if (m == 6) return PyUnicode_FromFormat("there are no kernels for a mask of %s", mask);
     fa4_bwd_params params = {};
-    params.fwd.batch = params.fwd.len_q = params.fwd.len_kv = 1;
-    params.fwd.heads_q = heads_q;
-    params.fwd.heads_kv = heads_kv;
+    params.fwd.batch = params.fwd.heads_q = params.fwd.heads_kv = params.fwd.len_q = params.fwd.len_kv = 1;
     params.fwd.dim = dim;
     params.fwd.dim_v = dim_v;
     params.fwd.lo = FA4_UNBOUNDED_LO;
@@ -102,7 +98,7 @@ PyMethodDef methods[] = {
     {"force_isa", force_isa, METH_VARARGS, "Use this CPU instruction set from now on; None: choose again."},
     {"calls", calls_made, METH_NOARGS, "{entry: how often it ran in this process}."},
     {"unsupported", unsupported, METH_VARARGS,
-     "(backward, arch, dtype, dim, dim_v, mask dtype or '', heads_q, heads_kv, scale): None, or why not."},
+     "(backward, arch, dtype, dim, dim_v, mask dtype or '', scale): None, or why not."},
     {"override_sdpa", override_sdpa_now, METH_O, "Put our kernels under PyTorch's CPU attention, or take them away."},
     {nullptr, nullptr, 0, nullptr},
 };
