@@ -24,38 +24,32 @@ struct clock_vector {
     uint32_t v[];
 };
 
+// What is known of other clusters, through global memory.
+typedef struct foreign {
+    int refs, count;
+    struct {
+        uint32_t serial;
+        clock_vector *generic, *async;
+    } of[];
+} foreign;
+
 // Immutable once shared, so that lanes, operations and signals may point to one.
 typedef struct knowledge {
     int refs;
     bool grids_done; // what earlier grids did is known
     clock_vector *of[K_COUNT];
-    struct foreign *foreign; // of other clusters, through global memory; or NULL
+    foreign *foreign; // or NULL
 } knowledge;
 
 // Whose eyes an access is checked with: a thread's now, or its when it issued an operation.
 typedef struct {
     knowledge *k;
-    uint32_t self;   // the thread's component; its accesses up to number epoch are before
+    uint32_t self; // the thread's component; its accesses up to number epoch are before
     uint32_t epoch;
     uint32_t fenced[2];     // its generic accesses up to this are visible to the async proxy: shared, global
     uint32_t done[STREAMS]; // its own streams (and its warp's) are known complete up to this
     uint32_t cp_fenced[2];  // of STREAM_CP_ASYNC (generic proxy): fenced up to this
 } view;
-
-struct agent {
-    int refs;
-    cluster *c;
-    warp *w;
-    const inst *in;
-    int lane;
-    stream s;
-    proxy p;
-    view v;
-    uint32_t component, number; // STREAM_MBARRIER: of the barrier and its phase, known when the operation runs
-    bool tensor;
-    tensor_kind kind;
-    uint32_t tile;
-};
 
 typedef struct {
     uint32_t owner; // threads: itself; streams: the thread, or the first of the warp
@@ -66,16 +60,19 @@ typedef struct {
 
 typedef struct {
     view lane[LANES];
-    uint32_t base;  // component of lane 0
-    uint32_t epoch; // of all lanes: grows at every release or fence of any
+    uint32_t base;               // component of lane 0
+    uint32_t epoch;              // of all lanes: grows at every release or fence of any
     uint32_t component[STREAMS]; // the warp's own streams, 0: none yet
     uint32_t issued[STREAMS];
     uint32_t lane_component[LANES][STREAMS];
     uint32_t lane_issued[LANES][STREAMS];
     uint32_t inits[LANES], init_component[LANES]; // mbarrier.init: index in the channel vector, 0: none
-    knowledge *fence[LANES];    // at the last fence: what a relaxed store after it releases
+    knowledge *fence[LANES];                      // at the last fence: what a relaxed store after it releases
     scope fence_scope[LANES];
     knowledge *observed[LANES]; // by relaxed loads: what a fence after them acquires
+    // try_wait: the phase that a lane found incomplete, and where; the cluster's step at the last needless return
+    uint64_t waits_for[LANES], spurious_step;
+    const inst *waits_at[LANES];
 } warp_order;
 
 static inline warp_order *order_of(const warp *w)
@@ -86,7 +83,7 @@ static inline warp_order *order_of(const warp *w)
 // ------------------------------------------------------------------------------------------------------- shadows
 
 // One access in the history of a cell. A cell is 16 bytes of memory, or one column of 16 lanes of TMEM.
-enum { ENTRY_WRITE = 1, ENTRY_OPERATION = 2, ENTRY_STRONG = 4, ENTRY_ATOMIC = 8 };
+enum { ENTRY_WRITE = 1, ENTRY_OPERATION = 2, ENTRY_STRONG = 4, ENTRY_ATOMIC = 8, ENTRY_NONCOHERENT = 16 };
 typedef struct {
     const inst *in;
     uint32_t component; // of threads: that of lane 0 of the warp, with the lanes
@@ -112,6 +109,32 @@ typedef struct {
     size_t left;
 } history_pool;
 void history_pool_free(history_pool *p);
+void cells_forget(history_pool *p, history **cell, size_t n);
+
+// The last change that an accessor made: cells that were alike stay alike.
+typedef struct {
+    history *old, *now;
+    uint16_t mask;
+} memo;
+
+enum { MEMO_SHARED_READ, MEMO_SHARED_WRITE, MEMO_TMEM_READ, MEMO_TMEM_WRITE, MEMOS };
+struct agent {
+    int refs;
+    cluster *c;
+    warp *w;
+    const inst *in;
+    int lane;
+    stream s;
+    proxy p;
+    view v;
+    uint32_t component, number; // STREAM_MBARRIER: of the barrier and its phase, looked up when the operation runs
+    cta *barrier_owner;
+    uint32_t barrier;
+    bool tensor;
+    tensor_kind kind;
+    uint32_t tile;
+    memo memo[MEMOS][2]; // whole cells, parts: an operation comes piece by piece
+};
 
 typedef enum { D_GENERIC, D_ASYNC_SHARED, D_ASYNC_GLOBAL, D_TENSOR } domain;
 typedef struct {
@@ -120,20 +143,26 @@ typedef struct {
     history_pool *pool;
     domain d;
     place at;
-    entry e; // to be recorded: without its mask
+    entry e;          // to be recorded: without its mask
     const char *what; // "shared memory"
     const agent *agent;
-    history *memo_old[2], *memo_new[2]; // by full and partial mask
-    uint16_t memo_mask[2];
+    history **cells; // the array that the access is in, and the address of its first byte: for findings
+    uint64_t base;
+    memo memo[2]; // of whole cells, and of parts
 } accessor;
 
-// Checks the access against the histories of n neighbouring cells, and adds it to them. false: a finding.
-bool cells_access(accessor *x, history **cell, size_t n, uint16_t mask);
+// Checks the access against the histories of n neighbouring cells, and adds it to them. A race is a finding, after
+// which the run goes on.
+void cells_access(accessor *x, history **cell, size_t n, uint16_t mask);
 // The cells of `size` bytes from byte `offset` of an array of cells.
-bool cells_access_bytes(accessor *x, history **cells, uint64_t offset, size_t size);
+void cells_access_bytes(accessor *x, history **cells, uint64_t offset, size_t size);
+void accessor_lane(accessor *x, int lane); // a thread's accessor goes on to another lane
 void accessor_end(accessor *x);
 void thread_accessor(accessor *x, warp *w, const inst *in, int lane, bool write, access_order o, scope sc, bool atomic);
 void agent_accessor(accessor *x, agent *a, domain d, bool write);
+void memo_release(history_pool *p, memo m[2]);
+// The barrier's phase as it is now, for an agent of STREAM_MBARRIER. false: a finding.
+bool agent_clock(agent *a);
 
 struct shadow {
     history **cell;
@@ -142,41 +171,42 @@ struct shadow {
 
 // ------------------------------------------------------------------------------------------- clusters and signals
 
+enum { LOCATED = 64 };
 struct cluster_order {
     component *component;
     uint32_t components, room, tensor_components;
     history_pool pool;
-    uint32_t serial;        // of the cluster, all clusters of the process counted
-    uint32_t *cp_async;     // components of STREAM_CP_ASYNC
+    uint32_t serial;    // of the cluster, all clusters of the process counted
+    uint32_t *cp_async; // components of STREAM_CP_ASYNC
     int cp_asyncs, cp_async_room;
-    int warps; // of a CTA
-    struct located *located; // signals of addresses in shared memory
-    clock_vector **exits;    // by CTA: what its exited threads knew
-    int *exited_threads;
-    agent *free_agents;
+    int warps;                        // of a CTA
+    struct located *located[LOCATED]; // signals of addresses in shared memory
+    struct exits *exits;              // by CTA
 };
-static inline struct cluster_order *cluster_order_of(const cluster *c)
-{
-    return c->order;
-}
 uint32_t component_new(cluster *c, int stream, uint32_t owner, bool warp_wide, bool tensor);
 place component_place(const cluster *c, const entry *e);
 
-bool vector_has(const clock_vector *v, uint32_t component, uint32_t number);
+static inline bool vector_has(const clock_vector *v, uint32_t component, uint32_t number)
+{
+    return v && component < v->n && v->v[component] >= number;
+}
 // Raises one component in a signal, for everyone who acquires from it.
 void signal_raise(signal *s, const cta *by, uint32_t component, uint32_t number);
 // The same signal again: a snapshot that later releases do not change.
 signal *signal_copy(const signal *s);
-// Acquire and release of all that is relaxed: the channel only.
-void order_release_relaxed(warp *w, uint32_t mask, signal *s, scope sc);
-void order_acquire_relaxed(warp *w, uint32_t mask, const signal *s, scope sc);
 // Strong loads and stores of a thread to an address that others synchronise through. location: shared window address,
 // or global address.
 void order_strong_write(warp *w, int lane, bool global, uint64_t location, access_order o, scope sc, bool rmw);
 void order_strong_read(warp *w, int lane, bool global, uint64_t location, access_order o, scope sc);
-// An init of an mbarrier: its number in the channel; and whether a thread or an operation knows of it.
-uint32_t order_init_done(warp *w, int lane);
-void order_mbarrier_init_fence(warp *w, uint32_t mask);
+// An init of an mbarrier: known by the thread's number like its stores, and to relaxed synchronisation and operations
+// by its number in the channel once it has been fenced.
+typedef struct {
+    entry e;
+    uint32_t channel, number;
+} init_event;
+init_event order_init_event(warp *w, const inst *in, int lane);
+typedef enum { INIT_KNOWN, INIT_UNFENCED, INIT_UNKNOWN } init_knowledge;
+init_knowledge order_knows_init(const view *v, const init_event *i, bool asynchronously);
 void order_fence(warp *w, uint32_t mask, scope sc);
 void order_proxy_fence_lanes(warp *w, uint32_t mask, int spaces);
 
@@ -198,6 +228,7 @@ typedef struct {
     history_pool *pool;
     uint64_t offset; // of the address in the page
     size_t size;     // up to the page's end
+    uint64_t page_address;
     void *lock;
 } global_piece;
 enum { PAGE = 4096 };
@@ -206,11 +237,35 @@ void global_unlock(global_piece *p);
 // "misses ... by n bytes": where an address outside every allocation is.
 const char *global_where(uint64_t address, char *text, size_t room);
 
+// Where an address of a thread leads. data and poison (NULL: never) are valid between access_begin and access_end.
+typedef struct {
+    enum { LOCATION_SHARED, LOCATION_GLOBAL, LOCATION_PRIVATE, LOCATION_PARAM } kind;
+    cta *owner;
+    uint32_t offset;
+    uint64_t address;
+    unsigned char *data;
+    uint8_t *poison;
+    global_piece piece;
+} location;
+// Bounds and alignment; false: a finding.
+bool locate(warp *w, const inst *in, int lane, space s, uint64_t address, int size, location *l);
+// The check of an access of the accessor's kind, and the lock of global memory until access_end.
+bool access_begin(accessor *x, location *l, int size);
+void access_end(location *l);
+uint64_t location_name(const location *l); // for order_strong_read and order_strong_write
+bool load_with(accessor *x, space s, uint64_t address, int size, void *to, uint32_t *poison, access_order o, scope sc);
+bool store_with(accessor *x, space s, uint64_t address, int size, const void *from, uint32_t poison, access_order o,
+                scope sc);
+
+// atom.c, for the table in ldst.c
+const char *decode_atom(inst *in, const kernel *k);
+const char *decode_red(inst *in, const kernel *k);
+
 // Live mbarriers of a CTA: one bit for each 8 bytes of its shared window.
 struct mbarriers {
     uint64_t live[(1 << 18) / 8 / 64];
-    struct mbarrier *first;
-    int count;
+    struct mbarrier *first, *recent; // also those that are no longer alive
+    int count;                       // of the live ones
 };
 static inline bool mbarrier_in(const cta *c, uint32_t offset, size_t size)
 {
@@ -223,7 +278,9 @@ static inline bool mbarrier_in(const cta *c, uint32_t offset, size_t size)
 }
 // The component and number that an operation gets which completes on the barrier now. false: no live mbarrier there.
 bool mbarrier_clock(cta *owner, uint32_t offset, uint32_t *component, uint32_t *number);
+// cp.async.mbarrier.arrive without .noinc: the arrival that it will make is one more that the phase waits for.
+bool mbarrier_increment(cta *owner, uint32_t offset, place at);
 // Exit of the CTA: every signal to its mbarriers from elsewhere must be known to have arrived.
-bool mbarriers_exit(cta *c, const clock_vector *known, place at);
+void mbarriers_exit(cta *c, const clock_vector *known, place at);
 
 #endif
