@@ -243,7 +243,6 @@ bool lanes_exited(warp *w, const inst *in, uint32_t mask)
     c->exited = true;
     cta_triggered(c);
     control_cta_exit(c);
-    async_cta_exit(c);
     tcgen05_cta_exit(c);
     return true;
 }

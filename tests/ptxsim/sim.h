@@ -363,9 +363,7 @@ void order_warp_start(warp *w);
 void order_warp_end(warp *w);
 void async_warp_start(warp *w);
 void async_warp_end(warp *w);
-// The last thread of a CTA has exited: what must not outlive it is a finding (a bulk store that still reads its shared
-// memory, TMEM never freed). exited is set before.
-void async_cta_exit(cta *c);
+// The last thread of a CTA has exited: TMEM that was never freed is a finding. exited is set before.
 void tcgen05_cta_exit(cta *c);
 // The scheduler's questions to async.c. operations_step: the random schedule may run some; idle: nothing else can run,
 // so run one (late: the oldest; random: any). true when one ran.
