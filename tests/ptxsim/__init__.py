@@ -27,7 +27,20 @@ try:
 finally:
     sys.path.remove(str(build.OUTPUT))
 
-__all__ = ["Finding", "Module", "Report", "TensorMap", "alloc", "empty", "free", "launch", "poisoned", "unknown"]
+__all__ = [
+    "Finding",
+    "Module",
+    "Report",
+    "TensorMap",
+    "address",
+    "alloc",
+    "empty",
+    "free",
+    "launch",
+    "poisoned",
+    "registered",
+    "unknown",
+]
 
 MAP_TYPES = ["u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz"]
 SCHEDULES = "early", "late", "random"
@@ -99,6 +112,34 @@ def alloc(array):
     return address + first - low
 
 
+@contextlib.contextmanager
+def registered(*arrays):
+    """Within it, arrays that are not registered yet are, as written memory. Views that overlap are one allocation."""
+    merged = []
+    for low, high in sorted(_extent(array)[1:] for array in arrays):
+        if low == high or _registry.find(low, high) is not None:
+            continue
+        if merged and low < merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], high)
+        else:
+            merged.append([low, high])
+    with contextlib.ExitStack() as stack:
+        for low, high in merged:
+            stack.callback(_registry.remove, _registry.add(low, high))
+        yield
+
+
+def address(array):
+    """The device address of an array's first element, 0 for an empty array."""
+    first, low, high = _extent(array)
+    if low == high:
+        return 0
+    known = _registry.find(low, high)
+    if known is None:
+        raise ValueError("the array is not in the simulator's memory")
+    return known + first - low
+
+
 def free(address):
     """Forgets an allocation that alloc made."""
     _registry.remove(address)
@@ -116,11 +157,8 @@ def empty(shape, dtype):
 
 def poisoned(array):
     """How many bytes of an array (of empty() or alloc()) nothing has written yet."""
-    _, low, high = _extent(array)
-    address = _registry.find(low, high)
-    if address is None:
-        raise ValueError("the array is not in the simulator's memory: it comes from neither empty() nor alloc()")
-    return _ptxsim.poisoned(address, high - low)
+    first, low, high = _extent(array)
+    return _ptxsim.poisoned(address(array) + low - first, high - low) if high > low else 0
 
 
 class TensorMap:
@@ -236,7 +274,7 @@ def launch(
     if model not in MODELS:
         raise ValueError(f"model is {model!r}; it can be one of {', '.join(MODELS)}")
     with contextlib.ExitStack() as stack:
-        _register_for(grids, stack)
+        stack.enter_context(registered(*_arrays_of(grids)))
         prepared = [_prepare(*grid) for grid in grids]
         raw = _ptxsim.run(prepared, schedule, seed, model == "practice", strict_mma_order, pdl, threads, max_steps)
     report = Report(raw)
@@ -245,25 +283,12 @@ def launch(
     return report
 
 
-def _register_for(grids, stack):
-    """Registers, for the time of a launch, the arrays among its arguments that are not registered. Views that overlap
-    become one allocation."""
-    extents = []
+def _arrays_of(grids):
     for _, _, how in grids:
         for arg in how.get("args", ()):
             array = arg.base if isinstance(arg, TensorMap) else arg
             if _is_array(array):
-                _, low, high = _extent(array)
-                if high > low and _registry.find(low, high) is None:
-                    extents.append((low, high))
-    merged = []
-    for low, high in sorted(extents):
-        if merged and low < merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], high)
-        else:
-            merged.append([low, high])
-    for low, high in merged:
-        stack.callback(_registry.remove, _registry.add(low, high))
+                yield array
 
 
 def _prepare(module, name, how):
@@ -290,9 +315,9 @@ def _argument(arg, size):
     if isinstance(arg, bytes):
         return arg
     if isinstance(arg, TensorMap):
-        return arg.encode(arg.base if isinstance(arg.base, numbers.Integral) else _address(arg.base))
+        return arg.encode(arg.base if isinstance(arg.base, numbers.Integral) else address(arg.base))
     if _is_array(arg):
-        return _address(arg).to_bytes(8, "little")
+        return address(arg).to_bytes(8, "little")
     if isinstance(arg, numbers.Integral):
         return (int(arg) & (1 << 8 * size) - 1).to_bytes(size, "little")
     if isinstance(arg, numbers.Real):
@@ -301,11 +326,6 @@ def _argument(arg, size):
             raise ValueError(f"a float cannot fill a parameter of {size} bytes")
         return struct.pack(formats[size], arg)
     raise TypeError(f"an argument of type {type(arg).__name__} means nothing to a kernel")
-
-
-def _address(array):
-    first, low, high = _extent(array)
-    return 0 if high <= low else _registry.find(low, high) + first - low
 
 
 def _three(value, word):

@@ -17,6 +17,7 @@ JOBS = 2
 # Strict floating point: the simulator's results are compared bit for bit.
 FLAGS = ["-O2", "-g1", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-fast-math", "-Wall", "-Wextra"]
 C_SOURCES = sorted(HERE.glob("*.c"))
+CSRC = HERE.parents[1] / "csrc"
 
 
 class BuildError(RuntimeError):
@@ -50,14 +51,19 @@ def lock():
 
 
 def headers():
-    return [*HERE.glob("*.h"), *(HERE.parents[1] / "csrc").glob("*.h")]
+    """What every object depends on."""
+    return list(HERE.glob("*.h"))
+
+
+def plan_headers():
+    return [*HERE.glob("*.h"), *(path for suffix in ("h", "def") for path in CSRC.rglob(f"*.{suffix}"))]
 
 
 def is_fresh(target, sources):
     return target.exists() and target.stat().st_mtime_ns >= max(path.stat().st_mtime_ns for path in sources)
 
 
-def build(target, sources, flags, link_flags=()):
+def build(target, sources, flags, link_flags=(), headers=headers):
     """target from C and C++ sources: compiles what has changed, links when anything was compiled."""
     c, cxx = (
         [*compiler("CC", "cc", "gcc", "clang"), "-std=c11"],
@@ -67,7 +73,7 @@ def build(target, sources, flags, link_flags=()):
     key = hashlib.sha256(" ".join([*c, *cxx, *flags]).encode()).hexdigest()[:8]
 
     def compile_one(source):
-        item = OUTPUT / f"{source.stem}.{key}.o"
+        item = OUTPUT / f"{source.parent.name}_{source.stem}.{key}.o"
         if is_fresh(item, [source, *headers()]):
             return item, False
         language = cxx if source.suffix == ".cpp" else c
@@ -86,14 +92,29 @@ def build(target, sources, flags, link_flags=()):
     return target
 
 
-def module():
-    """The extension module _ptxsim for this interpreter."""
+EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+def module_flags():
     import pybind11
 
-    target = OUTPUT / ("_ptxsim" + sysconfig.get_config_var("EXT_SUFFIX"))
-    includes = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
+    return [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}", "-fvisibility=hidden"]
+
+
+def module():
+    """The extension module _ptxsim for this interpreter."""
     with lock():
-        return build(target, [*C_SOURCES, HERE / "module.cpp"], [*FLAGS, *includes, "-fvisibility=hidden"], ["-shared"])
+        flags = [*FLAGS, *module_flags()]
+        return build(OUTPUT / f"_ptxsim{EXTENSION}", [*C_SOURCES, HERE / "module.cpp"], flags, ["-shared"])
+
+
+def plan_module():
+    """The extension module _fa4plan: the C API's plans of forward calls, without any kernel."""
+    sources = [CSRC / "dispatch.c", *sorted(CSRC.glob("*/plan.c")), CSRC / "cuda" / "maps.c", CSRC / "cpu" / "cpuid.c"]
+    weak = ["-DFA4_CUDA", f"-I{CSRC}", f"-include{HERE / 'plan_weak.h'}"]
+    with lock():
+        flags = [*FLAGS, *weak, *module_flags()]
+        return build(OUTPUT / f"_fa4plan{EXTENSION}", [*sources, HERE / "plan.cpp"], flags, ["-shared"], plan_headers)
 
 
 def program(name, main, flags):

@@ -1,0 +1,114 @@
+// The C API's answers for the tests: which kernel would run a forward call, how, and why not. ptxsim/plan.py gives it
+// its shape.
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "plan.h"
+
+namespace py = pybind11;
+
+namespace
+{
+
+const void *address(const py::dict &d, const char *name)
+{
+    return reinterpret_cast<const void *>(d[name].cast<uintptr_t>());
+}
+
+void copy(int64_t *to, const py::dict &d, const char *name, size_t count)
+{
+    auto from = d[name].cast<std::vector<int64_t>>();
+    if (from.size() != count) throw std::invalid_argument(std::string(name) + " has another rank");
+    std::memcpy(to, from.data(), count * sizeof *to);
+}
+
+// The forward's parameters from a dict of the struct's own names; lo and hi may be None: unbounded.
+fa4_fwd_params params(const py::dict &d)
+{
+    fa4_fwd_params p = {};
+    p.q = address(d, "q");
+    p.k = address(d, "k");
+    p.v = address(d, "v");
+    p.o = const_cast<void *>(address(d, "o"));
+    p.lse = const_cast<void *>(address(d, "lse"));
+    p.len_kv_of = static_cast<const int32_t *>(address(d, "len_kv_of"));
+    copy(p.stride_q, d, "stride_q", 4);
+    copy(p.stride_k, d, "stride_k", 4);
+    copy(p.stride_v, d, "stride_v", 4);
+    copy(p.stride_o, d, "stride_o", 4);
+    copy(p.stride_lse, d, "stride_lse", 3);
+    for (auto [name, field] : {std::pair{"batch", &p.batch},
+                               {"heads_q", &p.heads_q},
+                               {"heads_kv", &p.heads_kv},
+                               {"len_q", &p.len_q},
+                               {"len_kv", &p.len_kv},
+                               {"dim", &p.dim},
+                               {"dim_v", &p.dim_v}})
+        *field = d[name].cast<int64_t>();
+    p.lo = d["lo"].is_none() ? FA4_UNBOUNDED_LO : d["lo"].cast<int64_t>();
+    p.hi = d["hi"].is_none() ? FA4_UNBOUNDED_HI : d["hi"].cast<int64_t>();
+    p.scale = d["scale"].cast<double>();
+    p.dtype = static_cast<fa4_dtype>(d["dtype"].cast<int>());
+    return p;
+}
+
+py::dict plan_dict(const fa4_plan &plan)
+{
+    py::dict d;
+    d["kernel"] = plan.kernel;
+    auto three = [](const uint32_t *x) { return py::make_tuple(x[0], x[1], x[2]); };
+    d["grid"] = three(plan.grid);
+    d["block"] = three(plan.block);
+    d["cluster"] = three(plan.cluster);
+    d["shared_bytes"] = plan.shared_bytes;
+    d["dependent_launch"] = plan.dependent_launch != 0;
+    d["args"] = py::bytes(reinterpret_cast<const char *>(plan.args), plan.args_size);
+    py::list maps;
+    for (int i = 0; i < plan.map_count; i++) {
+        const fa4_tensor_map &m = plan.map[i];
+        py::dict map;
+        map["address"] = m.address;
+        map["type"] = static_cast<int>(m.type);
+        map["size"] = std::vector<uint64_t>(m.size, m.size + m.rank);
+        map["stride"] = std::vector<uint64_t>(m.stride, m.stride + m.rank - 1);
+        map["box"] = std::vector<uint32_t>(m.box, m.box + m.rank);
+        map["element_stride"] = std::vector<uint32_t>(m.element_stride, m.element_stride + m.rank);
+        map["swizzle"] = m.swizzle;
+        maps.append(map);
+    }
+    d["maps"] = maps;
+    return d;
+}
+
+py::dict fwd_plan(const py::dict &d, int arch, int multiprocessors)
+{
+    fa4_fwd_params p = params(d);
+    fa4_chip chip = {};
+    chip.arch = arch;
+    chip.multiprocessors = multiprocessors;
+    fa4_plan plan = {};
+    if (fa4_fwd_plan(&p, &chip, &plan) != FA4_OK) throw py::value_error(fa4_last_error());
+    return plan_dict(plan);
+}
+
+py::object fwd_unsupported(const py::dict &d, int arch)
+{
+    fa4_fwd_params p = params(d);
+    const char *reason = fa4_fwd_unsupported(&p, arch);
+    return reason ? py::object(py::str(reason)) : py::none();
+}
+
+} // namespace
+
+PYBIND11_MODULE(_fa4plan, m)
+{
+    m.def("fwd_plan", fwd_plan);
+    m.def("fwd_unsupported", fwd_unsupported);
+}
