@@ -217,7 +217,9 @@ static void advance(parser *p)
         p->at = e;
     } else if (word_start(*s)) {
         const char *e = s;
-        while (word_part(*e) || (e[0] == ':' && e[1] == ':' && word_part(e[2]))) e += *e == ':' ? 2 : 1;
+        bool directive = *s == '.'; // ".reg.b16" are two words
+        while ((word_part(*e) && !(directive && *e == '.' && e > s)) || (e[0] == ':' && e[1] == ':' && word_part(e[2])))
+            e += *e == ':' ? 2 : 1;
         p->now.kind = WORD;
         p->now.length = e - s;
         p->at = e;
@@ -1352,7 +1354,7 @@ static void module_statement(parser *p)
     else if (accept(p, ".pragma"))
         skip_past_semicolon(p);
     else if (accept(p, ".section")) {
-        expect_word(p, "a section's name");
+        while (p->now.kind == WORD) advance(p); // its name
         if (!is(p, "{")) fail_here(p, "{");
         skip_braces(p);
     } else if (!accept(p, ";")) {
