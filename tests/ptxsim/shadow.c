@@ -252,7 +252,7 @@ static void check(accessor *x, const history *h, uint16_t mask, size_t cell)
             continue;
         }
         if (morally_strong(x, e) || observed(x, h, i)) continue;
-        if (x->d == D_TENSOR && e->component == x->e.component && e->number < x->e.number &&
+        if (x->d == D_TENSOR && e->component == x->e.component && e->number <= x->e.number &&
             x->e.flags & ENTRY_OPERATION && x->agent->tensor && tensor_pipeline(x, e))
             continue;
         unordered(x, e, cell);
