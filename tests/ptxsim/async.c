@@ -137,6 +137,22 @@ void operation_force(cluster *c, operation *op)
         }
 }
 
+// What may still access tensor memory of the CTA happens now. A pair's operations count as both CTAs'.
+void operations_force_tensor(const cta *c)
+{
+    struct async_queue *q = c->cluster->queue;
+    for (int i = 0; i < q->count;) {
+        operation *op = q->pending[i];
+        bool tensor = op->agent && op->agent->p == PROXY_TENSOR_CORE_05;
+        if (tensor && (op->w->cta->rank ^ c->rank) < 2) {
+            operation_force(c->cluster, op);
+            i = 0;
+        } else {
+            i++;
+        }
+    }
+}
+
 bool operations_step(cluster *c, bool idle)
 {
     bool random = c->grid->schedule == SCHEDULE_RANDOM;

@@ -288,6 +288,9 @@ static bool locate_shared(warp *w, const inst *in, int lane, uint64_t address, i
                 l->owner->rank);
         return false;
     }
+    if (l->owner != w->cta && !order_knows_started(&order_of(w)->lane[lane], l->owner))
+        finding(w->cta->cluster, (place){w, in, lane}, "race",
+                "shared memory of CTA %d: nothing says that this CTA has started", l->owner->rank);
     l->kind = LOCATION_SHARED;
     l->data = l->owner->shared + l->offset;
     l->poison = l->owner->shared_poison + l->offset;
@@ -470,6 +473,9 @@ static bool agent_bounds(agent *a, const cta *c, uint32_t offset, size_t size)
         finding(a->c, agent_place(a), "exit", "shared memory of CTA %d, which has exited", c->rank);
         return false;
     }
+    if (c != a->w->cta && !order_knows_started(&a->v, c))
+        finding(a->c, agent_place(a), "race", "shared memory of CTA %d: nothing says that this CTA has started",
+                c->rank);
     if (mbarrier_in(c, offset, size)) {
         finding(a->c, agent_place(a), "mbarrier", "%zu bytes at 0x%x of CTA %d hold a live mbarrier", size, offset,
                 c->rank);
@@ -682,6 +688,7 @@ bool agent_write_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int c
 bool order_tmem_free(warp *w, const inst *in, int column0, int columns)
 {
     cta *c = w->cta;
+    operations_force_tensor(c);
     accessor x;
     thread_accessor(&x, w, in, __builtin_ctz(w->current | 1u << 31), true, ACCESS_WEAK, SCOPE_CTA, false);
     x.d = D_TENSOR;

@@ -596,6 +596,7 @@ bool agent_clock(agent *a)
 void order_agent_done(agent *a, signal *s)
 {
     slot *l = &s->slot[a->w->cta->rank][1];
+    vector_raise(&l->of[K_CHANNEL], (uint32_t)a->w->cta->rank, 1);
     if (a->component) {
         uint32_t tensor = a->c->order->component[a->component].tensor;
         slot_raise(l, a->component, a->number, a->p != PROXY_GENERIC, tensor);
@@ -750,6 +751,11 @@ static bool knows_access(const view *v, const entry *e)
 {
     uint32_t thread = e->component + (uint32_t)__builtin_ctz(e->lanes);
     return thread == v->self ? e->number <= v->epoch : vector_has(v->k->of[K_GENERIC], thread, e->number);
+}
+
+bool order_knows_started(const view *v, const cta *c)
+{
+    return vector_has(v->k->of[K_CHANNEL], (uint32_t)c->rank, 1);
 }
 
 init_knowledge order_knows_init(const view *v, const init_event *i, bool asynchronously)
@@ -1047,7 +1053,7 @@ void order_cluster_start(cluster *c)
     co->warps = (ntid[0] * ntid[1] * ntid[2] + LANES - 1) / LANES;
     co->exits = calloc((size_t)c->ctas, sizeof *co->exits);
     if (!co->exits) abort();
-    co->tensor_components = 1;
+    co->tensor_components = (uint32_t)c->ctas;
     for (uint32_t t = 0; t < (uint32_t)(c->ctas * co->warps * LANES); t++) component_new(c, -1, t, false, false);
     pthread_mutex_lock(&shared_order.mutex);
     co->serial = ++shared_order.last_serial;
@@ -1118,6 +1124,7 @@ void order_warp_start(warp *w)
     struct cluster_order *co = w->cta->cluster->order;
     wo->base = (uint32_t)((w->cta->rank * co->warps + w->index) * LANES);
     knowledge *k = knowledge_empty();
+    vector_raise(&k->of[K_CHANNEL], (uint32_t)w->cta->rank, 1);
     for (int i = 0; i < LANES; i++) {
         wo->lane[i].k = knowledge_retain(k);
         wo->lane[i].self = wo->base + (uint32_t)i;

@@ -9,7 +9,8 @@
 //     async global
 //     tensor         by tcgen05 operations on tensor memory: moved over from the channel by fence::after_thread_sync
 //     channel        what synchronisation carries for the tensor view, relaxed or not: filled by
-//                    fence::before_thread_sync and commits; also inits of mbarriers after fence.mbarrier_init
+//                    fence::before_thread_sync and commits; also inits of mbarriers after fence.mbarrier_init, and
+//                    that a CTA of the cluster has started
 #ifndef PTXSIM_ORDER_H
 #define PTXSIM_ORDER_H
 
@@ -207,6 +208,9 @@ typedef struct {
 init_event order_init_event(warp *w, const inst *in, int lane);
 typedef enum { INIT_KNOWN, INIT_UNFENCED, INIT_UNKNOWN } init_knowledge;
 init_knowledge order_knows_init(const view *v, const init_event *i, bool asynchronously);
+// Whether it is known that the CTA has started: its shared memory is nobody's before. The channel's components up to
+// the number of CTAs say so.
+bool order_knows_started(const view *v, const cta *c);
 void order_fence(warp *w, uint32_t mask, scope sc);
 void order_proxy_fence_lanes(warp *w, uint32_t mask, int spaces);
 
@@ -219,6 +223,8 @@ void order_proxy_fence_lanes(warp *w, uint32_t mask, int spaces);
 #define WINDOW_PARAM 0x0003000000000000u
 #define WINDOW_GLOBAL 0x0000700000000000u
 #define WINDOW_MASK 0xffff000000000000u
+
+void operations_force_tensor(const cta *c); // async.c
 
 // memory.c: the cells behind a global address range within one page; locks the page's stripe until unlocked.
 typedef struct {
