@@ -7,7 +7,7 @@
 // row's result is the same whatever rows are computed with it: blocks start at multiples of BLOCK_KV, and what a row
 // does not see adds zeros.
 #include "kernels.h"
-#include "tile.h"
+#include "pairs.h"
 
 #include <float.h>
 #include <stdatomic.h>
@@ -23,8 +23,10 @@ fa4_cpu_fwd_fn FWD;
 
 enum {
     BLOCK_KV = 128,
-    BLOCK_DIM = 64,          // products summed in one chain: shorter ones, added up, round less
-    BLOCK_ROWS = 24,         // rows whose scores are in cache at a time
+    BLOCK_DIM = 64,        // products summed in one chain: shorter ones, added up, round less
+    BLOCK_ROWS = 24,       // rows whose scores are in cache at a time,
+    BLOCK_ROWS_PAIRS = 32, // or with operands of pairs, whose products want whole groups of 16
+    BLOCK_ROWS_MAX = 32,
     TILE_BYTES = 256 * 1024, // of q and o of a tile: part of a core's second-level cache
     SERIAL_WORK = 1 << 18,   // multiply-adds below which threads cost more than they give
     TILES_PER_THREAD = 4,
@@ -38,9 +40,12 @@ typedef struct {
     int64_t tile_rows;
     int64_t tiles_per_head;
     int64_t tiles;
-    int64_t lo, hi;              // the band, within the lengths
-    real q_factor;               // q is multiplied by this: 1; -1 or 0 so that scale is positive
-    real scale;                  // > 0
+    int64_t lo, hi; // the band, within the lengths
+    real q_factor;  // q is multiplied by this: 1; -1 or 0 so that scale is positive
+    real scale;     // > 0
+    int pairs;      // operands of the products are pairs of bf16 (pairs.h), not reals
+    int64_t block_rows;
+    int64_t dim_depth;           // of q kᵀ, in elements of the packed operands
     int64_t q_row, s_row, o_row; // strides of the scratch
     size_t scratch_size;
     atomic_llong next_tile;
@@ -50,11 +55,18 @@ typedef struct {
 // Where a tile works. m is scaled and natural; l is summed in VEC_LEN parts a row, by key modulo VEC_LEN.
 typedef struct {
     real *q, *k, *v, *s, *o, *m, *l, *m_used, *rescale;
+    real *hidden; // bytes [BLOCK_ROWS_MAX, BLOCK_KV]
 } fwd_scratch;
 
 static int64_t round_up(int64_t n, int64_t multiple)
 {
     return (n + multiple - 1) / multiple * multiple;
+}
+
+// Keys as the depth of p v, in elements of the packed operands.
+static int64_t key_depth(const fwd_context *c, int64_t keys)
+{
+    return c->pairs ? round_up(keys, PAIRS_UNIT) / 2 : keys;
 }
 
 static int64_t min_i64(int64_t a, int64_t b)
@@ -71,20 +83,21 @@ static int64_t max_i64(int64_t a, int64_t b)
 static size_t fwd_scratch_cut(const fwd_context *c, fwd_scratch *w, real *memory)
 {
     const fa4_fwd_params *p = c->p;
-    int64_t rows = round_up(c->tile_rows, VEC_LEN), keys = min_i64(BLOCK_KV, p->len_kv);
+    int64_t rows = round_up(c->tile_rows, BLOCK_ROWS_MAX), keys = min_i64(BLOCK_KV, p->len_kv);
     const struct {
         real **part;
         int64_t size;
     } parts[] = {
         {&w->q, rows * c->q_row},
-        {&w->k, tile_packed_size(p->dim, keys)},
-        {&w->v, tile_packed_size(keys, p->dim_v)},
-        {&w->s, BLOCK_ROWS * c->s_row},
+        {&w->k, tile_packed_size(c->dim_depth, keys)},
+        {&w->v, tile_packed_size(key_depth(c, keys), p->dim_v)},
+        {&w->s, BLOCK_ROWS_MAX * c->s_row},
         {&w->o, rows * c->o_row},
         {&w->m, rows},
         {&w->l, rows * VEC_LEN},
-        {&w->m_used, BLOCK_ROWS + VEC_LEN},
-        {&w->rescale, BLOCK_ROWS + VEC_LEN},
+        {&w->m_used, BLOCK_ROWS_MAX},
+        {&w->rescale, BLOCK_ROWS_MAX},
+        {&w->hidden, BLOCK_ROWS_MAX * BLOCK_KV / (int64_t)sizeof(real)},
     };
     int64_t size = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -114,26 +127,144 @@ static key_range keys_seen(const fwd_context *c, int64_t i_first, int64_t i_last
     return (key_range){max_i64(0, i_first + c->lo), min_i64(keys, i_last + c->hi + 1)};
 }
 
+// ---- Operands
+
+// n elements of a row of bf16, followed by zeros up to `whole`: where they are, or copied to buffer.
+static const uint16_t *bf16_row(uint16_t *buffer, const tile_source *s, int64_t row, int64_t n, int64_t whole)
+{
+    const uint16_t *src = tile_source_at(s, row);
+    if (s->stride_col == 1 && n == whole) return src;
+    for (int64_t i = 0; i < n; i++) buffer[i] = src[i * s->stride_col];
+    memset(buffer + n, 0, (size_t)(whole - n) * sizeof *buffer);
+    return buffer;
+}
+
 static void load_q(const fwd_context *c, const fwd_scratch *w, int64_t b, int64_t h_kv, int64_t r0, int64_t rows)
 {
     const fa4_fwd_params *p = c->p;
     for (int64_t r = 0; r < rows; r++) {
         fwd_row row = row_of(c, h_kv, r0 + r);
         const tile_source source = {p->q, p->dtype, 1, p->stride_q[3]};
+        int64_t offset = b * p->stride_q[0] + row.h * p->stride_q[1] + row.i * p->stride_q[2];
         real *q = w->q + r * c->q_row;
-        tile_load_row(q, &source, b * p->stride_q[0] + row.h * p->stride_q[1] + row.i * p->stride_q[2], p->dim);
-        if (c->q_factor != 1)
-            for (int64_t d = 0; d < p->dim; d++) q[d] *= c->q_factor;
+        if (c->pairs) {
+            uint16_t *pairs = (uint16_t *)q;
+            const uint16_t *there = bf16_row(pairs, &source, offset, p->dim, c->dim_depth * 2);
+            if (there != pairs) memcpy(pairs, there, (size_t)p->dim * sizeof *pairs);
+            if (c->q_factor != 1)
+                for (int64_t d = 0; d < p->dim; d++)
+                    pairs[d] = bf16_of_float(float_of_bf16(pairs[d]) * (float)c->q_factor);
+        } else {
+            tile_load_row(q, &source, offset, p->dim);
+            if (c->q_factor != 1)
+                for (int64_t d = 0; d < p->dim; d++) q[d] *= c->q_factor;
+        }
     }
 }
 
+#ifdef VEC_BF16
+
+// tile_pack_columns for pairs along the dim.
+static void pack_columns_pairs(const fwd_context *c, real *b, const tile_source *s, int64_t cols)
+{
+    uint16_t buffer[VEC_LEN][DIM_MAX];
+    int64_t depth = c->dim_depth;
+    for (int64_t n = 0; n < round_up(cols, PAIRS_UNIT); n += VEC_LEN) {
+        const uint16_t *rows[VEC_LEN];
+        for (int64_t i = 0; i < VEC_LEN; i++) {
+            int64_t there = n + i < cols ? c->p->dim : 0;
+            rows[i] = bf16_row(buffer[i], s, there ? n + i : 0, there, depth * 2);
+        }
+        real *dst = b + n / PANEL * PANEL * depth + n % PANEL;
+        for (int64_t k = 0; k < depth; k += VEC_LEN) {
+            vec r[VEC_LEN];
+            for (int i = 0; i < VEC_LEN; i++) memcpy(&r[i], rows[i] + 2 * k, sizeof r[i]);
+            vec_transpose(r);
+            for (int64_t i = 0; i < VEC_LEN; i++) vec_store(dst + (k + i) * PANEL, r[i]);
+        }
+    }
+}
+
+// tile_pack_rows for pairs of rows.
+static void pack_rows_pairs(const fwd_context *c, real *b, const tile_source *s, int64_t rows)
+{
+    uint16_t buffer[2][DIM_MAX];
+    int64_t dim = c->p->dim_v, whole = round_up(dim, VEC_LEN), depth = key_depth(c, rows);
+    for (int64_t k = 0; k < depth; k++) {
+        const uint16_t *pair[2];
+        for (int64_t i = 0; i < 2; i++) {
+            int64_t there = 2 * k + i < rows ? dim : 0;
+            pair[i] = bf16_row(buffer[i], s, there ? 2 * k + i : 0, there, whole);
+        }
+        for (int64_t n = 0; n < whole; n += VEC_LEN)
+            vec_store(b + n / PANEL * PANEL * depth + n % PANEL + k * PANEL, vec_pairs(pair[0] + n, pair[1] + n));
+    }
+}
+
+// Whether any of n packed pairs holds an inf or a NaN: an exponent of ones, which one more carries into the sign.
+static int pairs_finite(const real *x, int64_t n)
+{
+    vecu carry = {0};
+    for (int64_t i = 0; i < n; i += VEC_LEN) carry |= ((vecu)vec_load(x + i) & 0x7f807f80) + 0x00800080;
+    vec_bits any = 0;
+    for (int i = 0; i < VEC_LEN; i++) any |= carry[i];
+    return !(any & 0x80008000);
+}
+
+#endif
+
 // Whether none of n packed values is inf or NaN. n is a whole number of vectors.
-static int all_finite(const real *x, int64_t n)
+static int reals_finite(const real *x, int64_t n)
 {
     vec zeros = {0};
     for (int64_t i = 0; i < n; i += VEC_LEN) zeros = vec_fma(vec_load(x + i), (vec){0}, zeros);
     return vec_reduce_add(zeros) == 0;
 }
+
+static void pack_k(const fwd_context *c, const fwd_scratch *w, const tile_source *k, int64_t keys)
+{
+#ifdef VEC_BF16
+    if (c->pairs) {
+        pack_columns_pairs(c, w->k, k, keys);
+        return;
+    }
+#endif
+    tile_pack_columns(w->k, k, c->p->dim, keys);
+}
+
+// What is not finite is packed as 0, so that a key's weight of 0 hides it; returns whether there was nothing such.
+static int pack_v(const fwd_context *c, const fwd_scratch *w, const tile_source *v, int64_t keys)
+{
+    int64_t size = tile_packed_size(key_depth(c, keys), c->p->dim_v);
+#ifdef VEC_BF16
+    if (c->pairs) {
+        pack_rows_pairs(c, w->v, v, keys);
+        if (pairs_finite(w->v, size)) return 1;
+        for (uint16_t *x = (uint16_t *)w->v; x < (uint16_t *)(w->v + size); x++)
+            if (!isfinite(float_of_bf16(*x))) *x = 0;
+        return 0;
+    }
+#endif
+    tile_pack_rows(w->v, v, keys, c->p->dim_v);
+    if (reals_finite(w->v, size)) return 1;
+    for (int64_t i = 0; i < size; i++)
+        if (!isfinite(w->v[i])) w->v[i] = 0;
+    return 0;
+}
+
+static void multiply(const fwd_context *c, tile_product t, int64_t rows, int64_t cols)
+{
+#ifdef VEC_BF16
+    if (c->pairs) {
+        pairs_multiply(t, rows, cols);
+        return;
+    }
+#endif
+    (void)c;
+    tile_multiply(t, rows, cols);
+}
+
+// ---- Scores
 
 // A finite number of an fp64 mask beyond fp32 stays finite, or it would hide a key that it only weighs down.
 static void keep_finite(real *added, const tile_source *source, int64_t offset, int64_t n)
@@ -187,10 +318,22 @@ static real row_max(const real *s, int64_t n)
     return vec_reduce_max(max);
 }
 
-// s becomes p = exp(scale s - m); returns the VEC_LEN parts of their sum.
-static vec row_exp(real *s, int64_t n, real scale, real m)
+// s becomes p = exp(scale s - m), as the product with v takes it; returns the VEC_LEN parts of their sum.
+static vec row_exp(const fwd_context *c, real *s, int64_t n, real scale, real m)
 {
     vec sum = {0};
+#ifdef VEC_BF16
+    if (c->pairs) {
+        for (int64_t x = 0; x < n; x += 2 * VEC_LEN) {
+            vec low = vec_exp(vec_fma(vec_load(s + x), vec_set1(scale), vec_set1(-m)));
+            vec high = vec_exp(vec_fma(vec_load(s + x + VEC_LEN), vec_set1(scale), vec_set1(-m)));
+            vec_store(s + x / 2, pairs_round(low, high));
+            sum = sum + low + high;
+        }
+        return sum;
+    }
+#endif
+    (void)c;
     for (int64_t x = 0; x < n; x += VEC_LEN) {
         vec e = vec_exp(vec_fma(vec_load(s + x), vec_set1(scale), vec_set1(-m)));
         vec_store(s + x, e);
@@ -199,25 +342,30 @@ static vec row_exp(real *s, int64_t n, real scale, real m)
     return sum;
 }
 
-// o = rescale o + p v of one row, where v has an inf or a NaN: hidden keys, whose p is 0, must not touch it.
-static void row_product_checked(real *o, const real *p, const uint8_t *hidden, const real *v, int64_t keys,
-                                int64_t packed_keys, int64_t cols, real rescale)
-{
-    for (int64_t n = 0; n < cols; n += VEC_LEN) {
-        const real *panel = v + n / PANEL * PANEL * packed_keys + n % PANEL;
-        vec sum = {0};
-        for (int64_t j = 0; j < keys; j++)
-            if (!hidden[j]) sum = vec_fma(vec_set1(p[j]), vec_load(panel + j * PANEL), sum);
-        vec_store(o + n, vec_fma(vec_load(o + n), vec_set1(rescale), sum));
-    }
-}
+// ---- A tile
 
 // Keys of a block, packed.
 typedef struct {
     int64_t first; // key
     int64_t keys;  // packed
     int v_finite;
+    tile_source v; // as it is in the tensor, from the first key on
 } fwd_block;
+
+// What v holds that is not finite, and was packed as 0, reaches the rows that see it: inf and NaN whatever the weight.
+static void add_not_finite(const fwd_context *c, const fwd_scratch *w, const fwd_block *block, real *o, int64_t rows)
+{
+    const uint8_t *hidden = (const uint8_t *)w->hidden;
+    real v[DIM_MAX];
+    for (int64_t j = 0; j < block->keys; j++) {
+        tile_load_row(v, &block->v, j, c->p->dim_v);
+        for (int64_t d = 0; d < c->p->dim_v; d++) {
+            if (isfinite(v[d])) continue;
+            for (int64_t x = 0; x < rows; x++)
+                if (!hidden[x * BLOCK_KV + j]) o[x * c->o_row + d] += v[d];
+        }
+    }
+}
 
 // Rows [r, r + rows) of the tile (r0 + r of the head) against one block.
 static void fwd_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block *block, int64_t b, int64_t h_kv,
@@ -228,21 +376,23 @@ static void fwd_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block
     int64_t seen_keys = min_i64(seen.last - block->first, block->keys);
     if (seen_keys <= 0 || seen.first >= block->first + block->keys || seen.first >= seen.last) return;
 
-    int64_t n = round_up(seen_keys, VEC_LEN);
-    for (int64_t d = 0; d < p->dim; d += BLOCK_DIM)
-        tile_multiply((tile_product){.a = w->q + r * c->q_row + d,
-                                     .a_row = c->q_row,
-                                     .a_col = 1,
-                                     .b = w->k + d * PANEL,
-                                     .b_depth = p->dim,
-                                     .c = w->s,
-                                     .c_row = c->s_row,
-                                     .depth = min_i64(BLOCK_DIM, p->dim - d),
-                                     .mode = d ? TILE_ADD : TILE_SET},
-                      rows, n);
+    // Pairs sum in hardware, in an order of its own: one chain.
+    int64_t n = round_up(seen_keys, c->pairs ? PAIRS_UNIT : VEC_LEN), chain = c->pairs ? c->dim_depth : BLOCK_DIM;
+    for (int64_t d = 0; d < c->dim_depth; d += chain)
+        multiply(c,
+                 (tile_product){.a = w->q + r * c->q_row + d,
+                                .a_row = c->q_row,
+                                .a_col = 1,
+                                .b = w->k + d * PANEL,
+                                .b_depth = c->dim_depth,
+                                .c = w->s,
+                                .c_row = c->s_row,
+                                .depth = min_i64(chain, c->dim_depth - d),
+                                .mode = d ? TILE_ADD : TILE_SET},
+                 rows, n);
 
     real scale = p->mask_type > FA4_MASK_BOOL ? 1 : c->scale; // an additive mask is added to scaled scores
-    real m_block[BLOCK_ROWS + VEC_LEN];
+    real m_block[BLOCK_ROWS_MAX];
     for (int64_t x = 0; x < rows; x++) {
         fwd_row row = row_of(c, h_kv, r0 + r + x);
         if (p->mask_type != FA4_MASK_NONE || row.i + c->lo > block->first || row.i + c->hi + 1 < block->first + n ||
@@ -250,6 +400,11 @@ static void fwd_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block
             mask_row(c, w->s + x * c->s_row, b, row, block->first, n, keys);
         m_block[x] = row_max(w->s + x * c->s_row, n) * scale;
     }
+    if (!block->v_finite)
+        for (int64_t x = 0; x < rows; x++)
+            for (int64_t j = 0; j < block->keys; j++)
+                ((uint8_t *)w->hidden)[x * BLOCK_KV + j] = j >= n || w->s[x * c->s_row + j] == -INFINITY;
+
     for (int64_t x = 0; x < rows; x += VEC_LEN) {
         // A row that has seen nothing yet: -inf - -inf would be NaN.
         vec m = vec_load_n(w->m + r + x, rows - x), m_new = vec_max(m, vec_load_n(m_block + x, rows - x));
@@ -258,26 +413,28 @@ static void fwd_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block
         vec_store(w->rescale + x, vec_exp(m - used));
         vec_store_n(w->m + r + x, rows - x, m_new);
     }
+    real *o = w->o + r * c->o_row;
     for (int64_t x = 0; x < rows; x++) {
-        real *s = w->s + x * c->s_row, *l = w->l + (r + x) * VEC_LEN, *o = w->o + (r + x) * c->o_row;
-        uint8_t hidden[BLOCK_KV];
-        if (!block->v_finite)
-            for (int64_t j = 0; j < n; j++) hidden[j] = s[j] == -INFINITY;
-        vec_store(l, vec_fma(vec_load(l), vec_set1(w->rescale[x]), row_exp(s, n, scale, w->m_used[x])));
-        if (!block->v_finite) row_product_checked(o, s, hidden, w->v, seen_keys, block->keys, p->dim_v, w->rescale[x]);
+        real *l = w->l + (r + x) * VEC_LEN, rescale = w->rescale[x];
+        vec sum = row_exp(c, w->s + x * c->s_row, n, scale, w->m_used[x]);
+        vec_store(l, vec_fma(vec_load(l), vec_set1(rescale), sum));
+        if (c->pairs && rescale != 1)
+            for (int64_t d = 0; d < c->o_row; d += VEC_LEN)
+                vec_store(o + x * c->o_row + d, vec_load(o + x * c->o_row + d) * vec_set1(rescale));
     }
-    if (block->v_finite)
-        tile_multiply((tile_product){.a = w->s,
-                                     .a_row = c->s_row,
-                                     .a_col = 1,
-                                     .b = w->v,
-                                     .b_depth = block->keys,
-                                     .c = w->o + r * c->o_row,
-                                     .c_row = c->o_row,
-                                     .rescale = w->rescale,
-                                     .depth = seen_keys,
-                                     .mode = TILE_RESCALE_ADD},
-                      rows, p->dim_v);
+    multiply(c,
+             (tile_product){.a = w->s,
+                            .a_row = c->s_row,
+                            .a_col = 1,
+                            .b = w->v,
+                            .b_depth = key_depth(c, block->keys),
+                            .c = o,
+                            .c_row = c->o_row,
+                            .rescale = c->pairs ? NULL : w->rescale, // pairs: done above
+                            .depth = key_depth(c, seen_keys),
+                            .mode = TILE_ADD},
+             rows, p->dim_v);
+    if (!block->v_finite) add_not_finite(c, w, block, o, rows);
 }
 
 // Natural logarithm of a finite x >= 1: 2^e (1 + t) with 1 + t between sqrt(1/2) and sqrt(2), then the series of
@@ -327,16 +484,15 @@ static void fwd_tile(const fwd_context *c, const fwd_scratch *w, int64_t tile)
 
     const int64_t element = (int64_t)element_size(p->dtype);
     for (int64_t j = seen.first / BLOCK_KV * BLOCK_KV; j < seen.last; j += BLOCK_KV) {
-        fwd_block block = {j, min_i64(BLOCK_KV, seen.last - j), 1};
         int64_t k_offset = b * p->stride_k[0] + h_kv * p->stride_k[1] + j * p->stride_k[2];
         int64_t v_offset = b * p->stride_v[0] + h_kv * p->stride_v[1] + j * p->stride_v[2];
         tile_source k = {(const char *)p->k + k_offset * element, p->dtype, p->stride_k[2], p->stride_k[3]};
         tile_source v = {(const char *)p->v + v_offset * element, p->dtype, p->stride_v[2], p->stride_v[3]};
-        tile_pack_columns(w->k, &k, p->dim, block.keys);
-        tile_pack_rows(w->v, &v, block.keys, p->dim_v);
-        block.v_finite = all_finite(w->v, tile_packed_size(block.keys, p->dim_v));
-        for (int64_t r = 0; r < rows; r += BLOCK_ROWS)
-            fwd_rows(c, w, &block, b, h_kv, r0, r, min_i64(BLOCK_ROWS, rows - r), keys);
+        fwd_block block = {.first = j, .keys = min_i64(BLOCK_KV, seen.last - j), .v = v};
+        pack_k(c, w, &k, block.keys);
+        block.v_finite = pack_v(c, w, &v, block.keys);
+        for (int64_t r = 0; r < rows; r += c->block_rows)
+            fwd_rows(c, w, &block, b, h_kv, r0, r, min_i64(c->block_rows, rows - r), keys);
     }
     store_rows(c, w, b, h_kv, r0, rows);
 }
@@ -353,11 +509,17 @@ static void fwd_worker(void *context, int64_t begin, int64_t end)
     }
     fwd_scratch w;
     fwd_scratch_cut(c, &w, (real *)(((uintptr_t)memory + 63) / 64 * 64));
+#ifdef VEC_BF16
+    if (c->pairs) pairs_begin();
+#endif
     for (;;) {
         int64_t tile = atomic_fetch_add(&c->next_tile, 1);
         if (tile >= c->tiles) break;
         fwd_tile(c, &w, tile);
     }
+#ifdef VEC_BF16
+    if (c->pairs) pairs_end();
+#endif
     free(memory);
 }
 
@@ -370,15 +532,20 @@ fa4_status FWD(const fa4_fwd_params *p, const fa4_executor *executor)
     c.scale = (real)fabs(p->scale);
     c.q_factor = c.scale == 0 ? 0 : p->scale < 0 ? -1 : 1;
     if (c.scale == 0) c.scale = 1;
-    c.q_row = round_up(p->dim, VEC_LEN);
+#ifdef VEC_BF16
+    c.pairs = p->dtype == FA4_BF16;
+#endif
+    c.block_rows = c.pairs ? BLOCK_ROWS_PAIRS : BLOCK_ROWS;
+    c.dim_depth = c.pairs ? round_up(p->dim, PAIRS_UNIT) / 2 : p->dim;
+    c.q_row = round_up(c.dim_depth, VEC_LEN);
     c.o_row = round_up(p->dim_v, VEC_LEN);
-    c.s_row = round_up(min_i64(BLOCK_KV, max_i64(p->len_kv, 1)), VEC_LEN);
+    c.s_row = round_up(min_i64(BLOCK_KV, max_i64(p->len_kv, 1)), c.pairs ? PAIRS_UNIT : VEC_LEN);
 
     int64_t heads = p->batch * p->heads_kv, threads = executor ? executor->threads : 1;
     if ((double)(c.rows * heads) * (double)p->len_kv * (double)(p->dim + p->dim_v) < SERIAL_WORK) threads = 1;
     int64_t cached_rows = TILE_BYTES / (int64_t)sizeof(real) / (c.q_row + c.o_row);
     int64_t even_rows = threads > 1 ? c.rows * heads / (threads * TILES_PER_THREAD) + 1 : c.rows;
-    c.tile_rows = round_up(min_i64(min_i64(cached_rows, even_rows), c.rows), BLOCK_ROWS);
+    c.tile_rows = round_up(min_i64(min_i64(cached_rows, even_rows), c.rows), c.block_rows);
     c.tile_rows = min_i64(c.tile_rows, c.rows);
     c.tiles_per_head = (c.rows + c.tile_rows - 1) / c.tile_rows;
     c.tiles = heads * c.tiles_per_head;

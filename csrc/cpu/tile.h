@@ -21,7 +21,7 @@ enum {
 };
 
 // What becomes of the C that is there.
-typedef enum { TILE_SET, TILE_ADD, TILE_RESCALE_ADD } tile_mode;
+typedef enum { TILE_SET, TILE_ADD } tile_mode;
 
 typedef struct {
     const real *a;
@@ -30,7 +30,7 @@ typedef struct {
     int64_t b_depth;      // rows that it was packed with, at least depth; 0: depth
     real *c;
     int64_t c_row;       // stride of C; a row has room for whole vectors
-    const real *rescale; // TILE_RESCALE_ADD: C is first multiplied by rescale[row]
+    const real *rescale; // TILE_ADD: C is first multiplied by rescale[row], unless NULL
     int64_t depth;
     tile_mode mode;
 } tile_product;
@@ -67,8 +67,8 @@ TILE_INLINE void tile_block(const tile_product *t, tile_step step, int rows, int
     for (int i = 0; i < rows; i++)
         for (int n = 0; n < vecs; n++) {
             real *there = t->c + i * t->c_row + n * VEC_LEN;
-            if (t->mode == TILE_ADD) c[i][n] = vec_load(there) + c[i][n];
-            if (t->mode == TILE_RESCALE_ADD) c[i][n] = vec_fma(vec_load(there), vec_set1(t->rescale[i]), c[i][n]);
+            if (t->mode == TILE_ADD && !t->rescale) c[i][n] = vec_load(there) + c[i][n];
+            if (t->mode == TILE_ADD && t->rescale) c[i][n] = vec_fma(vec_load(there), vec_set1(t->rescale[i]), c[i][n]);
             vec_store(there, c[i][n]);
         }
 }
