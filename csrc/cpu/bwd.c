@@ -32,6 +32,7 @@ enum {
     ROWS = 64,
     KEYS = PANEL,
     ALIGNMENT = 64,
+    SERIAL_WORK = 1 << 18, // multiply-adds of one product below which threads cost more than they give
 };
 
 typedef struct {
@@ -112,11 +113,6 @@ static tile_source source_of(const void *base, fa4_dtype dtype, const int64_t st
 {
     const char *head = (const char *)base + (b * stride[0] + h * stride[1]) * (int64_t)element_size(dtype);
     return (tile_source){head, dtype, stride[2], stride[3]};
-}
-
-static real source_at(const tile_source *s, int64_t row, int64_t column)
-{
-    return (real)element_load(tile_source_at(s, row), s->dtype, column * s->stride_col);
 }
 
 // ---- Memory: one allocation, handed out in aligned pieces
@@ -365,10 +361,13 @@ static void prepare(const problem *w, row_block *r, int64_t b, int64_t h, int64_
     for (int i = 0; i < rows; i++) {
         r->delta[i] = 0;
         if (r->lse[i] == -INFINITY) continue;
-        real *o_row = t->rows, *dout_row = t->rows + w->dim_v_pad;
-        load_row(o_row, w->dim_v_pad, &o, i0 + i, f->dim_v);
-        load_row(dout_row, w->dim_v_pad, &dout, i0 + i, f->dim_v);
-        r->delta[i] = dot(o_row, dout_row, w->dim_v_pad);
+        const real *dout_row = r->dout + i * w->dout_row;
+        load_row(t->rows, w->dim_v_pad, &o, i0 + i, f->dim_v);
+        if (w->pairs) {
+            load_row(t->rows + w->dim_v_pad, w->dim_v_pad, &dout, i0 + i, f->dim_v);
+            dout_row = t->rows + w->dim_v_pad;
+        }
+        r->delta[i] = dot(t->rows, dout_row, w->dim_v_pad);
         if (p->dlse) {
             const int64_t at = b * p->stride_dlse[0] + h * p->stride_dlse[1] + (i0 + i) * p->stride_dlse[2];
             r->delta[i] -= (real)element_load(p->dlse, lse_dtype, at);
@@ -427,7 +426,7 @@ static seen seen_of_band(const problem *w, int64_t i0, int rows, int64_t j0, int
     return least >= w->lo && most <= w->hi ? SEEN_ALL : SEEN_SOME;
 }
 
-// What the mask adds to the scores of one row, keys [first, last) of the tile.
+// What the mask adds to the scores of keys [first, last) of row i; -inf hides.
 static void load_bias(real *bias, const fa4_fwd_params *f, int64_t b, int64_t h, int64_t i, int64_t j0, int first,
                       int last)
 {
@@ -435,18 +434,18 @@ static void load_bias(real *bias, const fa4_fwd_params *f, int64_t b, int64_t h,
         [FA4_MASK_F16] = FA4_F16, [FA4_MASK_BF16] = FA4_BF16, [FA4_MASK_F32] = FA4_F32, [FA4_MASK_F64] = FA4_F64};
     const int64_t stride = f->stride_mask[3];
     const int64_t at = b * f->stride_mask[0] + h * f->stride_mask[1] + i * f->stride_mask[2] + (j0 + first) * stride;
+    int j = first;
     if (f->mask_type == FA4_MASK_NONE) {
-        for (int j = first; j < last; j++) bias[j] = 0;
+        for (; j < last; j++) bias[j] = 0;
     } else if (f->mask_type == FA4_MASK_BOOL) {
-        const uint8_t *m = (const uint8_t *)f->mask + at;
-        for (int j = first; j < last; j++) bias[j] = m[(j - first) * stride] ? 0 : -(real)INFINITY;
-    } else if (stride == 1 && sizeof(real) == 4 && f->mask_type != FA4_MASK_F64) {
-        const tile_source m = {(const char *)f->mask + at * (int64_t)element_size(dtypes[f->mask_type]),
-                               dtypes[f->mask_type], 0, 1};
-        tile_load_row(bias + first, &m, 0, last - first);
+        const uint8_t *m = (const uint8_t *)f->mask + at - first * stride;
+        if (stride == 1)
+            for (; j + VEC_LEN <= last; j += VEC_LEN) vec_store(bias + j, vec_keep_bytes((vec){0}, m + j, -INFINITY));
+        for (; j < last; j++) bias[j] = m[j * stride] ? 0 : -(real)INFINITY;
     } else {
-        for (int j = first; j < last; j++)
-            bias[j] = (real)element_load(f->mask, dtypes[f->mask_type], at + (j - first) * stride);
+        const fa4_dtype dtype = dtypes[f->mask_type];
+        const tile_source m = {(const char *)f->mask + at * (int64_t)element_size(dtype), dtype, 0, stride};
+        tile_load_row(bias + first, &m, 0, last - first);
     }
 }
 
@@ -454,16 +453,24 @@ static void load_bias(real *bias, const fa4_fwd_params *f, int64_t b, int64_t h,
 static seen fill_bias(const problem *w, const row_block *r, int64_t b, int64_t h, int64_t i0, int64_t j0, int keys,
                       scratch *t)
 {
-    int hidden = 0;
+    const fa4_fwd_params *f = &w->p->fwd;
+    int hidden = 0, first = 0, last = 0, hidden_above = 0;
     for (int i = 0; i < r->state->rows; i++) {
         real *bias = t->bias + i * KEYS;
-        const int first = (int)max64(min64(i0 + i + w->lo - j0, keys), 0);
-        int last = (int)max64(min64(i0 + i + w->hi + 1 - j0, keys), first);
+        const int first_above = first, last_above = last;
+        first = (int)max64(min64(i0 + i + w->lo - j0, keys), 0);
+        last = (int)max64(min64(i0 + i + w->hi + 1 - j0, keys), first);
         if (r->lse[i] == -INFINITY) last = first;
-        load_bias(bias, &w->p->fwd, b, h, i0 + i, j0, first, last);
-        for (int j = 0; j < first; j++) bias[j] = -INFINITY;
-        for (int j = last; j < KEYS; j++) bias[j] = -INFINITY;
-        for (int j = 0; j < KEYS; j++) hidden += bias[j] == -INFINITY;
+        if (i > 0 && first == first_above && last == last_above && (!f->mask || f->stride_mask[2] == 0)) {
+            memcpy(bias, bias - KEYS, KEYS * sizeof *bias);
+        } else {
+            load_bias(bias, f, b, h, i0 + i, j0, first, last);
+            for (int j = 0; j < first; j++) bias[j] = -INFINITY;
+            for (int j = last; j < KEYS; j++) bias[j] = -INFINITY;
+            hidden_above = 0;
+            for (int j = 0; j < KEYS; j++) hidden_above += bias[j] == -INFINITY;
+        }
+        hidden += hidden_above;
     }
     return hidden == r->state->rows * KEYS ? SEEN_NONE : SEEN_SOME;
 }
@@ -537,41 +544,65 @@ TILE_INLINE void weigh_in_pairs(const row_block *r, scratch *t, const real *bias
 }
 #endif
 
-typedef struct {
-    real p, ds;
-} weight_pair;
-
-// The weights of row i and key j, as the products took them.
-static weight_pair weights_at(const problem *w, const scratch *t, int i, int j)
+// The weight of row i and key j, as the products took it: of reals, or pairs of rows.
+static real weight_at(const problem *w, const real *weight, int i, int j)
 {
-    if (!w->pairs) return (weight_pair){t->s[i * KEYS + j], t->dp[i * KEYS + j]};
-    const int at = (i / 2 * KEYS + j) * 2 + i % 2;
-    return (weight_pair){(real)element_load(t->p, FA4_BF16, at), (real)element_load(t->ds, FA4_BF16, at)};
+    if (!w->pairs) return weight[i * KEYS + j];
+    return (real)element_load(weight, FA4_BF16, (i / 2 * KEYS + j) * 2 + i % 2);
 }
 
-// Adds what the finite copies of q, k and dout left out: the products of NaNs and infinities with the weights of keys
-// that are seen.
+// A row's NaNs and infinities, 0 for the rest. Returns whether there are any.
+static int load_not_finite(real *to, ptrdiff_t whole, const tile_source *s, int64_t row, ptrdiff_t n)
+{
+    int found = 0;
+    load_row(to, whole, s, row, n);
+    for (ptrdiff_t d = 0; d < n; d++) {
+        const int finite = to[d] - to[d] == 0;
+        to[d] = finite ? 0 : to[d];
+        found |= !finite;
+    }
+    return found;
+}
+
+// Adds to grad_t[n, KEYS], where x is not 0, its product with row i's weights of the keys that are seen.
+static void add_row_not_finite(const problem *w, real *grad_t, const real *x, ptrdiff_t n, const real *weight,
+                               const real *bias, int i, int keys)
+{
+    real seen_weight[KEYS];
+    for (int j = 0; j < keys; j++) seen_weight[j] = weight_at(w, weight, i, j);
+    for (ptrdiff_t d = 0; d < n; d++) {
+        if (x[d] == 0) continue;
+        for (int j = 0; j < keys; j++) {
+            const real product = seen_weight[j] * x[d];
+            grad_t[d * KEYS + j] += bias && bias[i * KEYS + j] == -INFINITY ? 0 : product;
+        }
+    }
+}
+
+// Adds what the products left out, where q, k or dout is not finite: that number with the weights of keys seen.
 static void add_not_finite(const problem *w, const row_block *r, panel *n, scratch *t, const real *bias, int64_t b,
                            int64_t h, int64_t i0, int64_t j0)
 {
     const fa4_fwd_params *f = &w->p->fwd;
-    const tile_source sources[] = {source_of(f->q, f->dtype, f->stride_q, b, h),
-                                   source_of(f->k, f->dtype, f->stride_k, b, h / w->group),
-                                   source_of(w->p->dout, f->dtype, w->p->stride_dout, b, h)};
-    for (int i = 0; i < r->state->rows; i++)
-        for (int j = 0; j < n->keys; j++) {
+    const tile_source q = source_of(f->q, f->dtype, f->stride_q, b, h);
+    const tile_source k = source_of(f->k, f->dtype, f->stride_k, b, h / w->group);
+    const tile_source dout = source_of(w->p->dout, f->dtype, w->p->stride_dout, b, h);
+    const real *p = w->pairs ? t->p : t->s, *ds = w->pairs ? t->ds : t->dp;
+    for (int i = 0; r->state->not_finite && i < r->state->rows; i++) {
+        if (r->lse[i] == -INFINITY) continue;
+        if (load_not_finite(t->rows, w->dim_pad, &q, i0 + i, f->dim))
+            add_row_not_finite(w, n->dk_t, t->rows, f->dim, ds, bias, i, n->keys);
+        if (load_not_finite(t->rows, w->dim_v_pad, &dout, i0 + i, f->dim_v))
+            add_row_not_finite(w, n->dv_t, t->rows, f->dim_v, p, bias, i, n->keys);
+    }
+    for (int j = 0; n->not_finite && j < n->keys; j++) {
+        if (!load_not_finite(t->rows, w->dim_pad, &k, j0 + j, f->dim)) continue;
+        for (int i = 0; i < r->state->rows; i++) {
             if (bias && bias[i * KEYS + j] == -INFINITY) continue;
-            const weight_pair x = weights_at(w, t, i, j);
-            for (ptrdiff_t d = 0; d < f->dim; d++) {
-                const real q = source_at(&sources[0], i0 + i, d), k = source_at(&sources[1], j0 + j, d);
-                if (!isfinite(k)) t->dq[i * w->dim_pad + d] += x.ds * k;
-                if (!isfinite(q)) n->dk_t[d * KEYS + j] += x.ds * q;
-            }
-            for (ptrdiff_t d = 0; d < f->dim_v; d++) {
-                const real dout = source_at(&sources[2], i0 + i, d);
-                if (!isfinite(dout)) n->dv_t[d * KEYS + j] += x.p * dout;
-            }
+            const real weight = weight_at(w, ds, i, j);
+            for (ptrdiff_t d = 0; d < f->dim; d++) t->dq[i * w->dim_pad + d] += weight * t->rows[d];
         }
+    }
 }
 
 static tile_product product_of(const real *a, int64_t a_row, int64_t a_col, const real *b, real *c, int64_t c_row,
@@ -851,7 +882,8 @@ fa4_status BWD(const fa4_bwd_params *p, const fa4_executor *executor)
     w.kv_blocks = (f->len_kv + w.panels * KEYS - 1) / (w.panels * KEYS);
     w.lo = min64(max64(f->lo, -f->len_q), f->len_kv);
     w.hi = min64(max64(f->hi, -f->len_q), f->len_kv);
-    if (!executor) {
+    const double work = (double)(f->batch * f->heads_q) * (double)f->len_q * (double)f->len_kv * (double)dim_most;
+    if (!executor || work < SERIAL_WORK) {
         run_units(&w, 0, w.units);
     } else if (w.units >= executor->threads || w.kv_blocks < 2 || w.group * w.row_blocks == 0) {
         executor->parallel_for(executor, w.units, run_units, &w);

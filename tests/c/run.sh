@@ -14,7 +14,7 @@ AARCH64_CC=${AARCH64_CC:-aarch64-linux-gnu-gcc}
 QEMU_AARCH64=${QEMU_AARCH64:-qemu-aarch64}
 warnings="-std=c11 -D_POSIX_C_SOURCE=200809L -Wall -Wextra -Wpedantic -Werror"
 
-# compile NAME COMPILER HOST FLAGS: $build/NAME/test_cpu, with the variants that HOST has.
+# compile NAME COMPILER HOST FLAGS: $build/NAME/test_cpu and test_bwd, with the variants that HOST has.
 compile() {
     name=$1 compiler=$2 host=$3 flags=$4
     out=$build/$name
@@ -32,9 +32,11 @@ compile() {
         # shellcheck disable=SC2086 # flags are words
         $compiler $warnings $flags -c "$root/csrc/cpu/$source" $options
     done <"$out/kernels"
-    # shellcheck disable=SC2086
-    $compiler $warnings $flags "$root/csrc/dispatch.c" "$root/csrc/cpu/cpuid.c" "$root/tests/c/test_cpu.c" "$out"/*.o \
-        -o "$out/test_cpu" -lm -pthread
+    for test in test_cpu test_bwd; do
+        # shellcheck disable=SC2086
+        $compiler $warnings $flags "$root/csrc/dispatch.c" "$root/csrc/cpu/cpuid.c" "$root/tests/c/$test.c" "$out"/*.o \
+            -o "$out/$test" -lm -pthread
+    done
 }
 
 for what in ${*:-native address thread aarch64}; do
@@ -44,14 +46,17 @@ for what in ${*:-native address thread aarch64}; do
     native)
         compile native "$CC" "$host" "-O3"
         "$build/native/test_cpu" 400
+        "$build/native/test_bwd"
         ;;
     address)
         compile address "$CC" "$host" "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
         "$build/address/test_cpu" 200
+        "$build/address/test_bwd"
         ;;
     thread)
         compile thread "$CC" "$host" "-O1 -g -fsanitize=thread"
         "$build/thread/test_cpu" 100
+        "$build/thread/test_bwd"
         ;;
     aarch64)
         if ! command -v "$AARCH64_CC" >/dev/null || ! command -v "$QEMU_AARCH64" >/dev/null; then
@@ -60,6 +65,7 @@ for what in ${*:-native address thread aarch64}; do
         fi
         compile aarch64 "$AARCH64_CC" aarch64 "-O3 -static"
         "$QEMU_AARCH64" "$build/aarch64/test_cpu" 100
+        "$QEMU_AARCH64" "$build/aarch64/test_bwd"
         ;;
     *)
         echo "unknown: $what (native, address, thread or aarch64)"
