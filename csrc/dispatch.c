@@ -210,6 +210,7 @@ static const char *arch_unsupported(const fa4_fwd_params *p, int arch)
     if (arch == FA4_ARCH_CPU) return cpu_isa_now() ? NULL : fa4_reason("%s", error_text);
 #ifdef FA4_CUDA
     if (arch == 90) return fa4_sm90_fwd_unsupported(p);
+    if (arch == 100 || arch == 103) return fa4_sm100_fwd_unsupported(p);
 #endif
     (void)p;
     return fa4_reason("this build has no CUDA kernels for compute capability %d.%d", arch / 10, arch % 10);

@@ -29,10 +29,10 @@ typedef struct {
     fa4_tiles tiles;
     int32_t len_q, len_kv;
     int32_t lo, hi; // query i sees key j when lo <= j - i <= hi; clamped, so that i + lo and i + hi do not overflow
-    // A weight is 2^(scale_log2 (s - max s)) with scale_log2 > 0 and s = q kᵀ. Where the scale is not a plain positive
-    // number, s is multiplied by it first (prescale), and scale_log2 is 1.
-    float scale_log2, prescale;
-    int32_t has_prescale;
+    // A weight is 2^(scale_log2 (s - max s)) with scale_log2 > 0, and s = q kᵀ, or -q kᵀ when the scale is negative. A
+    // scale of 0 is the smallest normal number: -inf times it still hides a key.
+    float scale_log2;
+    int32_t negative;
     // What a coordinate of q, k, v is multiplied by: 0 where the tensor repeats along it.
     int32_t step_batch[3], step_head[3];
 } fa4_sm100_fwd_args;

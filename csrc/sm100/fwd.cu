@@ -260,7 +260,7 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtenso
 FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
 {
     const uint32_t elected = elect_sync();
-    const uint32_t qk = instruction_descriptor(BLOCK_Q, BLOCK_KV, FA4_BF16, false);
+    const uint32_t qk = instruction_descriptor(BLOCK_Q, BLOCK_KV, FA4_BF16, false) | (args.negative ? NEGATE_A : 0);
     const uint32_t pv = instruction_descriptor(BLOCK_Q, DV, FA4_BF16, true);
     const uint64_t q_smem = shared_descriptor<ROW>(shared_address(s.q[0]), 0);
     const uint64_t k_smem = shared_descriptor<ROW>(shared_address(s.kv[0]), 0);
@@ -314,46 +314,54 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
         for (int t = 0; t < TILES; t++) {
             if (n.of[t].empty()) continue;
             mbarrier_wait(shared_address(&s.q_full[t]), q_parity >> t & 1);
+            q_parity ^= 1u << t;
             tcgen05_fence_after_thread_sync();
-            if (n.of[t].has(n.all.end - 1)) scores(t, at.stage);
+            if (!n.of[t].has(n.all.end - 1)) continue;
+            scores(t, at.stage);
+            if (n.of[t].begin == n.all.end - 1) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
         }
         tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
         at.next();
 
-#pragma unroll 1
-        for (int block = n.all.end - 1; block >= n.all.begin; block--) {
-            // V of this block, then K of the next.
-            wait_kv();
+        // O of a block, then S of the next, of both tiles in turn. inside: both tiles have both blocks, and they are
+        // neither's first.
+        auto step = [&](int block, bool inside) {
+            wait_kv(); // V of this block
             const uint32_t v_stage = at.stage;
             at.next();
-            const uint32_t k_stage = at.stage;
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
-                if (n.of[t].has(block)) {
-                    output(t, v_stage, block != n.of[t].end - 1);
-                    if (block == n.of[t].begin) tcgen05_commit(shared_address(&s.o_full[t]), elected);
-                }
+                if (inside || n.of[t].has(block)) output(t, v_stage, inside || block != n.of[t].end - 1);
                 if (t == TILES - 1) tcgen05_commit(shared_address(&s.kv_empty[v_stage]), elected);
-                if (block == n.all.begin) continue;
-                if (t == 0) wait_kv();
-                if (n.of[t].has(block - 1)) {
-                    scores(t, k_stage);
-                    if (block - 1 == n.of[t].begin) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
-                }
+                if (t == 0) wait_kv(); // K of the next
+                if (inside || n.of[t].has(block - 1)) scores(t, at.stage);
+                if (!inside && block == n.of[t].begin) tcgen05_commit(shared_address(&s.o_full[t]), elected);
+                if (!inside && block - 1 == n.of[t].begin) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
             }
-            if (block == n.all.begin) break;
-            tcgen05_commit(shared_address(&s.kv_empty[k_stage]), elected);
+            tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
             at.next();
+        };
+        const int inside_begin = max(n.of[0].begin, n.of[1].begin) + 2, inside_end = min(n.of[0].end, n.of[1].end) - 1;
+        int block = n.all.end - 1;
+#pragma unroll 1
+        while (block > n.all.begin) {
+#pragma unroll 1
+            for (; block > n.all.begin && !(block >= inside_begin && block < inside_end); block--) step(block, false);
+#pragma unroll 1
+            for (; block >= inside_begin && block < inside_end; block--) step(block, true);
         }
+        wait_kv();
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            // Where the first block was the only one, the loop has not said that Q is free.
-            if (n.of[t].end - n.of[t].begin == 1 && n.of[t].end == n.all.end)
-                tcgen05_commit(shared_address(&s.q_empty[t]), elected);
-            q_parity ^= (uint32_t)!n.of[t].empty() << t;
+            if (!n.of[t].has(block)) continue;
+            output(t, at.stage, block != n.of[t].end - 1);
+            tcgen05_commit(shared_address(&s.o_full[t]), elected);
         }
+        tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
+        at.next();
     });
     bar_sync(BARRIER_TMEM, TMEM_THREADS);
+    tcgen05_fence_after_thread_sync();
     tcgen05_dealloc(s.tmem, TMEM_COLUMNS);
 }
 
@@ -386,17 +394,12 @@ FA4_DEVICE constexpr bool emulated(int i)
     return i < 48 && (i + 1) * (SHAPE.emulated / 2) / 48 != i * (SHAPE.emulated / 2) / 48;
 }
 
-// Hides keys outside [begin, end), counted from the block's first. Also applies a prescale.
-FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV], const fa4_sm100_fwd_args &args, int begin, int end)
+// Hides keys outside [begin, end), counted from the block's first.
+FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV], int begin, int end)
 {
-    if (args.has_prescale) {
-#pragma unroll
-        for (int i = 0; i < BLOCK_KV; i++) s[i] *= args.prescale;
-    }
 #pragma unroll
     for (int part = 0; part < BLOCK_KV; part += 32) {
-        auto bits_before = [&](int j) { return j <= part ? 0u : j >= part + 32 ? ~0u : (1u << (j - part)) - 1; };
-        const uint32_t visible = bits_before(end) & ~bits_before(begin);
+        const uint32_t visible = shr(0xffffffff, max(part + 32 - end, 0)) & shl(0xffffffff, max(begin - part, 0));
 #pragma unroll
         for (int i = 0; i < 32; i++) s[part + i] = visible >> i & 1 ? s[part + i] : -INFINITY;
     }
@@ -444,7 +447,7 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_sm100_fwd_args &args, int t)
         // Blocks in [plain_begin, plain_end) need no mask: all of the tile's rows see all of their keys.
         const int last = w.first_row(t) + BLOCK_Q - 1;
         const int plain_begin = (max(0, last + args.lo) + BLOCK_KV - 1) / BLOCK_KV;
-        const int plain_end = args.has_prescale ? 0 : max(0, min(w.len_kv, w.first_row(t) + args.hi + 1)) / BLOCK_KV;
+        const int plain_end = max(0, min(w.len_kv, w.first_row(t) + args.hi + 1)) / BLOCK_KV;
 
         float m = -INFINITY, l = 0;
         auto tell = [&](float x) {
@@ -461,7 +464,7 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_sm100_fwd_args &args, int t)
             for (int f = 0; f < BLOCK_KV / FRAGMENT; f++)
                 tcgen05_ld_32x32b_x32(s + f * FRAGMENT, s_tmem + f * FRAGMENT);
             tcgen05_wait_ld();
-            if (masked) mask_scores(s, args, key_begin - block * BLOCK_KV, key_end - block * BLOCK_KV);
+            if (masked) mask_scores(s, key_begin - block * BLOCK_KV, key_end - block * BLOCK_KV);
 
             // m follows the true maximum only when that has grown by more than 2^8: until then the factor is exactly 1
             // and O can stay as it is, weights stay under 2^8, and the last division makes up for it.
@@ -591,7 +594,9 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_sm100_fwd_args &args)
             }
             mbarrier_wait(shared_address(&sm.out_empty[t]), out_parity >> t & 1);
             out_parity ^= 1u << t;
-            const uint32_t out = shared_address(sm.o[t]) + row * ROW_V;
+            // The volatile keeps the compiler from computing the addresses of all slabs once, and spilling them.
+            uint32_t out = shared_address(sm.o[t]) + row * ROW_V, swizzle = ROW_V == 128 ? row % 8 : row / 2 % 4;
+            asm volatile("" : "+r"(out), "+r"(swizzle));
 #pragma unroll
             for (int c = 0; c < DV; c += 16) {
                 float o[16];
@@ -601,7 +606,6 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_sm100_fwd_args &args)
                 for (int e = 0; e < 8; e++) x[e] = sees ? cvt_rn_16x2(o[2 * e] * inverse, o[2 * e + 1] * inverse) : 0;
                 // The slab's swizzle: the 16-byte unit of a row, XOR the row (of 128 bytes) modulo 8.
                 const uint32_t slab = out + c / COLUMNS_V * BLOCK_Q * ROW_V, unit = c % COLUMNS_V / 8;
-                const uint32_t swizzle = ROW_V == 128 ? row % 8 : row / 2 % 4;
                 st_shared_v4(slab + (unit ^ swizzle) * 16, x[0], x[1], x[2], x[3]);
                 st_shared_v4(slab + (unit + 1 ^ swizzle) * 16, x[4], x[5], x[6], x[7]);
             }

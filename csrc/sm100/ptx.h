@@ -110,6 +110,9 @@ FA4_DEVICE constexpr uint32_t instruction_descriptor(int m, int n, bool bf16, bo
            | (uint32_t)(m / 16) << 24;
 }
 
+// Of an instruction descriptor: the product is that of -a.
+enum { NEGATE_A = 1 << 13 };
+
 // PTX ISA, "Shared memory descriptor": a tile whose rows of SWIZZLE bytes lie in groups of 8, as a tensor copy writes
 // them. leading: bytes between neighbouring slabs along the row (only read for an N-major operand wider than a slab).
 template <int SWIZZLE> FA4_DEVICE uint64_t shared_descriptor(uint32_t address, uint32_t leading)
@@ -205,6 +208,21 @@ FA4_DEVICE pair mul_rn_ftz_f32x2(pair a, pair b)
 {
     pair d;
     asm("mul.rn.ftz.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+    return d;
+}
+
+// PTX ISA, "shl", "shr": by 32 and more too, which gives 0.
+FA4_DEVICE uint32_t shl(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("shl.b32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+FA4_DEVICE uint32_t shr(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("shr.u32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
