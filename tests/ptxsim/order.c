@@ -249,6 +249,9 @@ static void fold_own(const warp *w, uint32_t mask, clock_vector *of[K_COUNT])
         const view *v = &wo->lane[__builtin_ctz(lanes)];
         if (generic->v[v->self] < v->epoch) generic->v[v->self] = v->epoch;
         if (lax_vector && lax_vector->v[v->self] < v->epoch) lax_vector->v[v->self] = v->epoch;
+    }
+    for (uint32_t lanes = mask; lanes; lanes &= lanes - 1) {
+        const view *v = &wo->lane[__builtin_ctz(lanes)];
         vector_raise(&of[K_ASYNC_SHARED], v->self, v->fenced[0]);
         vector_raise(&of[K_ASYNC_GLOBAL], v->self, v->fenced[1]);
         for (int s = 0; s < STREAM_MBARRIER; s++) {
