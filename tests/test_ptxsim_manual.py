@@ -1,6 +1,8 @@
 """The manual's own words: every instruction form that the simulator takes is one that ptxas 13.0 takes for the same
 targets, and what it refuses it refuses by name."""
 
+import re
+
 import ptxsim
 import pytest
 from ptxsim_kernels import assemble
@@ -45,9 +47,10 @@ def test_both_refuse_the_others_targets(table, target):
 @pytest.mark.parametrize("what, target, form", REFUSED, ids=[what for what, _, _ in REFUSED])
 def test_refused_by_name(what, target, form):
     text = program([form], target)
+    opcode = form.split()[0]
     (line,) = ptxsim.unknown(text)
-    assert form.split()[0] in line
-    with pytest.raises(ValueError, match="unknown"):
+    assert opcode in line
+    with pytest.raises(ValueError, match=re.escape(opcode)):
         ptxsim.Module(text)
     if assemble.version():
         assert assemble.complaint(text, target) == ""

@@ -45,7 +45,7 @@ from .ptx import (
 
 @dataclasses.dataclass
 class Bug:
-    """kinds: what the wrong program may be reported as. every: in every schedule, not only in some."""
+    """kinds: one of them at least is reported of the wrong program. every: in every schedule, not only in some."""
 
     body: typing.Callable
     kinds: set
@@ -124,32 +124,34 @@ def store_tile(before="", fence_all="", fence_one="", wait_for="cp.async.bulk.wa
     return f"{MINE} {before} st.shared.b32 [y], tid; {fence_all} {SYNC} {when('tid == 0', issue)}"
 
 
-@bug("proxy race", itself)
+@bug("proxy", itself)
 def proxy_fence_missing(fixed):
     return store_tile(fence_all=FENCE if fixed else "")
 
 
-@bug("proxy race", itself)
+@bug("proxy", itself)
 def proxy_fence_by_the_issuer_only(fixed):
     return store_tile(fence_all=FENCE) if fixed else store_tile(fence_one=FENCE)
 
 
-@bug("proxy race", itself)
+@bug("proxy", itself)
 def proxy_fence_before_the_write(fixed):
     return store_tile(fence_all=FENCE) if fixed else store_tile(before=FENCE)
 
 
-@bug("proxy race", itself)
+@bug("proxy", itself)
 def proxy_fence_of_the_wrong_space(fixed):
     return store_tile(fence_all=FENCE if fixed else "fence.proxy.async.global;")
 
 
-@bug("proxy race", itself)
+@bug("proxy", itself)
 def proxy_fence_after_the_barrier(fixed):
-    return store_tile(fence_all=FENCE + SYNC if fixed else SYNC + FENCE)
+    issue = bulk_store("g1", f"smem+{DATA}", 512) + COMMIT + "cp.async.bulk.wait_group 0;"
+    order = FENCE + SYNC if fixed else SYNC + FENCE
+    return f"{MINE} st.shared.b32 [y], tid; {order} {when('tid == 0', issue)}"
 
 
-@bug("proxy race", itself)
+@bug("race", itself)
 def barrier_missing_before_the_store(fixed):
     issue = bulk_store("g1", f"smem+{DATA}", 512) + COMMIT + "cp.async.bulk.wait_group 0;"
     return f"{MINE} st.shared.b32 [y], tid; {FENCE} {SYNC if fixed else ''} {when('tid == 0', issue)}"
@@ -250,7 +252,7 @@ def arrival_count_of_the_mbarrier_too_high(fixed):
     return init(1 if fixed else 2) + SYNC + MINE + when("tid == 0", LOAD) + wait("smem", 0) + READ
 
 
-@bug("practice:P4 race mbarrier", itself, practice="P4")
+@bug("mbarrier-init", itself, practice="P4")
 def mbarrier_init_without_its_fence(fixed):
     fence = "fence.mbarrier_init.release.cluster;" if fixed else ""
     return init(1, fence=fence) + SYNC + MINE + when("tid == 0", LOAD) + wait("smem", 0) + READ
@@ -292,16 +294,15 @@ def mbarrier_initialised_twice(fixed):
     )
 
 
-@bug("mbarrier deadlock", itself)
+@bug("race", lambda t: t ^ 32)
 def more_arrivals_than_the_mbarrier_counts(fixed):
-    # 127 arrivals are counted and 128 come: the last one belongs to a phase that never ends.
-    arrive = "mbarrier.arrive.shared::cta.b64 _, [smem];"
-    return (
-        init(128 if fixed else 127) + SYNC + arrive + wait("smem", 0) + SYNC + arrive + wait("smem", 1) + result("tid")
-    )
+    # 127 arrivals are counted and 128 come: whose is the last one, nobody has waited for that thread.
+    arrive = "st.shared.b32 [y], tid; mbarrier.arrive.shared::cta.b64 _, [smem];"
+    read = "xor.b32 z, y, 128; ld.shared.b32 x, [z];"
+    return init(128 if fixed else 127) + SYNC + MINE + arrive + wait("smem", 0) + read + result("x")
 
 
-@bug("deadlock", 1, threads=64)
+@bug("mbarrier", 1, threads=64)
 def mbarrier_completes_twice_between_two_looks(fixed):
     # Warp 1 arrives for two phases; unless warp 0 has looked in between, the parity it waits for has come round again.
     arrive = when("tid == 32", "mbarrier.arrive.shared::cta.b64 _, [smem];")
@@ -311,7 +312,7 @@ def mbarrier_completes_twice_between_two_looks(fixed):
 
 
 # Two stages of 256 bytes. Thread 32 loads 64 words four times; threads 0 to 31 add up their two words of each.
-def ring(full_parity="p0", empty_parity="p1", wait_empty=True, arrive_late=True, stages=2):
+def ring(full_parity="p0", empty_parity="p1", wait_empty=True, arrive_late=True, stages=2, fence=FENCE):
     waits = wait("z", empty_parity) if wait_empty else ""
     stage = f"rem.u32 x, i, {stages}; shl.b32 x, x, 3; add.u32 y, smem, x;"  # y: full, z: empty
     parities = f"div.u32 p0, i, {stages}; and.b32 p0, p0, 1; xor.b32 p1, p0, 1;"
@@ -334,7 +335,8 @@ def ring(full_parity="p0", empty_parity="p1", wait_empty=True, arrive_late=True,
     add.u32 r3, r3, r2;
     """
     arrive = "mbarrier.arrive.shared::cta.b64 _, [z];"
-    consume = f"{common} {wait('y', full_parity)} {read + arrive if arrive_late else arrive + read}"
+    order = read + fence + arrive if arrive_late else arrive + read + fence
+    consume = f"{common} {wait('y', full_parity)} {order}"
     declare = ".reg .b32 p0, p1; mov.b32 r3, 0;"
     return (
         declare
@@ -350,7 +352,12 @@ def ring_sum(t):
     return sum(64 * i + t + 64 * i + t + 32 for i in range(5)) if t < 32 else t
 
 
-@bug("race", ring_sum, threads=64)
+@bug("proxy", ring_sum, threads=64, practice="P5")
+def stage_given_back_without_a_proxy_fence(fixed):
+    return ring(fence=FENCE if fixed else "")
+
+
+@bug("race mbarrier", ring_sum, threads=64)
 def stage_refilled_without_waiting_for_it_to_be_empty(fixed):
     return ring(wait_empty=fixed)
 
@@ -360,7 +367,7 @@ def stage_given_back_before_it_is_read(fixed):
     return ring(arrive_late=fixed)
 
 
-@bug("race poison deadlock", ring_sum, threads=64)
+@bug("race mbarrier deadlock", ring_sum, threads=64)
 def parity_off_by_one_after_an_odd_number_of_wraps(fixed):
     # As if the ring had turned every time, not every third time.
     return (
@@ -418,11 +425,11 @@ def elect_sync_assumed_to_be_lane_0(fixed):
     """
 
 
-@bug("barrier warpsync deadlock", itself)
+@bug("divergence", itself)
 def shuffle_waits_for_lanes_that_never_come(fixed):
     mask = 0xFFFF if fixed else 0xFFFFFFFF
     shuffle = f"shfl.sync.idx.b32 x, tid, 3, 0x1f, {mask};"
-    return when("lane < 16", shuffle) + result("tid")
+    return when("lane < 16", shuffle) + SYNC + result("tid")
 
 
 # ------------------------------------------------------------------------------------------------- named barriers
@@ -522,8 +529,8 @@ def branch_on_a_register_that_nothing_wrote(fixed):
 
 @bug("out-of-bounds", itself)
 def store_past_the_end_of_an_array(fixed):
-    one_more = f"mul.wide.u32 a, i, 4; add.u64 a, a, g1; st.global.b32 [a+{0 if fixed else 4}], tid;"
-    return OUT + result("tid") + one_more
+    last = f"mul.wide.u32 a, i, 4; add.u64 a, a, g1; st.global.b32 [a+{0 if fixed else 4}], tid;"
+    return result("tid") + when("tid == 127", last)
 
 
 @bug("out-of-bounds", itself)
@@ -662,7 +669,7 @@ def hand_to_peer(scope, last=CLUSTER_SYNC):
     )
 
 
-@bug("practice:P3 race", lambda t: t % 128, cluster=2, practice="P3")
+@bug("scope", lambda t: t % 128, cluster=2, practice="P3")
 def cta_scope_for_the_data_of_a_peer(fixed):
     return hand_to_peer("cluster" if fixed else "cta")
 
@@ -711,7 +718,7 @@ def expect_tx_by_one_cta_of_two(fixed):
     return multicast(arm=arm if fixed else when("rank == 0", arm), look=wait("smem", 0) + READ)
 
 
-@bug("race deadlock mbarrier", lambda t: t % 128, cluster=2)
+@bug("race poison", lambda t: t % 128, cluster=2)
 def expect_tx_for_one_cta_of_two(fixed):
     # Both CTAs load half of what rank 0's mbarrier counts.
     load = """
@@ -840,7 +847,7 @@ def commit_by_another_thread_than_the_mma(fixed):
     return product(issue=mma(), others=when(other, commit()))
 
 
-@bug("practice:P1 race tcgen05", SIXTEEN, practice="P1")
+@bug("tcgen05-fence", SIXTEEN, practice="P1")
 def no_tcgen05_fence_after_the_wait(fixed):
     return product(look=wait("smem", 0) + (AFTER if fixed else ""))
 
