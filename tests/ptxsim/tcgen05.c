@@ -317,10 +317,16 @@ static outcome exec_alloc(warp *w, const inst *in, uint32_t mask)
         s->alloc_ticket = 0;
     }
     c->cluster->step++;
-    // "the result is written by a weak generic-proxy store" of the warp: one of its lanes makes it.
+    // A weak store of the warp: one lane makes it here, and the others may read the word at once, as the manual's example
+    // does.
     uint32_t result = (uint32_t)base;
     space s_space = in->p[1] ? SPACE_SHARED : SPACE_GENERIC;
-    return store_bytes(w, in, lane, s_space, address, 4, &result, 0, ACCESS_WEAK, SCOPE_CTA) ? RAN : FAILED;
+    if (!store_bytes(w, in, lane, s_space, address, 4, &result, 0, ACCESS_WEAK, SCOPE_CTA)) return FAILED;
+    signal *stored = signal_new(c->cluster);
+    order_release(w, lane, stored, SCOPE_CTA);
+    order_acquire_lanes(w, mask, stored, SCOPE_CTA);
+    signal_free(stored);
+    return RAN;
 }
 
 static outcome exec_dealloc(warp *w, const inst *in, uint32_t mask)
