@@ -75,7 +75,7 @@ static inline double source_value(uint64_t bits, type t, bool ftz)
     switch (t) {
     case T_F16: return f16_value(bits);
     case T_BF16: return bf16_value(bits);
-    case T_F32: return ftz ? flush_f32(f32_of(bits)) : f32_of(bits);
+    case T_F32: return f32_of(ftz ? canonical_f32(flush_f32(f32_of(bits))) : bits);
     default: return f64_of(bits);
     }
 }
@@ -90,12 +90,13 @@ static inline double rounded(double x, rounding r)
     }
 }
 
-// "Out-of-range values are clamped; NaN becomes 0."
-static uint64_t float_to_integer(double x, rounding r, type to)
+// Out-of-range values are clamped. "In float-to-integer conversions, NaN inputs are converted to 0", unless the source
+// is .f64 or the result has 64 bits: then to the top bit alone.
+static uint64_t float_to_integer(double x, rounding r, type from, type to)
 {
-    if (x != x) return 0;
-    x = rounded(x, r);
     int bits = 8 * type_bytes(to);
+    if (x != x) return from == T_F64 || bits == 64 ? (uint64_t)1 << (bits - 1) : 0;
+    x = rounded(x, r);
     if (is_signed(to)) {
         double limit = ldexp(1, bits - 1);
         if (x >= limit) return UINT64_MAX >> (65 - bits);
@@ -114,7 +115,7 @@ static outcome exec_float_to_integer(warp *w, const inst *in, uint32_t mask)
     uint32_t bad = a.poisoned;
     int m = type_bytes(to), whole = in->p[5];
     EACH_LANE(mask, {
-        uint64_t v = float_to_integer(source_value(a.v[l], from, in->p[1] & C_FTZ), (rounding)in->p[2], to);
+        uint64_t v = float_to_integer(source_value(a.v[l], from, in->p[1] & C_FTZ), (rounding)in->p[2], from, to);
         d[l] = register_bits(extended(v, m, is_signed(to)), whole);
     });
     set_poison(w, in->ops[0].reg, mask, bad, (uint8_t)((1u << whole) - 1));
@@ -159,7 +160,10 @@ static outcome exec_float_to_float(warp *w, const inst *in, uint32_t mask)
     EACH_LANE(mask, {
         double x = source_value(a.v[l], from, in->p[1] & C_FTZ);
         if (to_integer) x = rounded(x, (rounding)in->p[2]);
-        d[l] = float_result(x, to, (rounding)in->p[2], in->p[1]);
+        if (x != x && in->p[2] == RNA)
+            d[l] = a.v[l] & 0xffffe000; // .rna.tf32 only cuts a NaN (H200)
+        else
+            d[l] = float_result(x, to, (rounding)in->p[2], in->p[1]);
     });
     DONE(bad);
 }
@@ -178,12 +182,8 @@ static inline uint32_t f16_nearest(uint64_t x)
     return (b >> 16 & 0x8000) | (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
 }
 
-static inline uint32_t widened(float f)
-{
-    return canonical_f32(f);
-}
-EXEC1(exec_bf16_to_f32, uint64_t, uint32_t, widened(bf16_value(x)))
-EXEC1(exec_f16_to_f32, uint64_t, uint32_t, widened(f16_value(x)))
+EXEC1(exec_bf16_to_f32, uint64_t, uint32_t, x << 16)
+EXEC1(exec_f16_to_f32, uint64_t, uint32_t, canonical_f32(f16_value(x)))
 EXEC1(exec_f32_to_bf16, uint64_t, uint16_t, bf16_nearest(x))
 EXEC1(exec_f32_to_f16, uint64_t, uint16_t, f16_nearest(x))
 EXEC1(exec_s32_to_f32, int32_t, uint32_t, bits_of_f32((float)x))

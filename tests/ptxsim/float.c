@@ -18,8 +18,8 @@ static inline float operand_f32(uint64_t bits, int flags)
 // The result of a single-precision operation: flushed, clamped to [0, 1], NaN made canonical.
 static inline uint32_t result_f32(float r, int flags)
 {
-    if (flags & SAT) return r > 0 ? bits_of_f32(r < 1 ? r : 1) : 0; // a NaN becomes +0
     if (flags & FTZ) r = flush_f32(r);
+    if (flags & SAT) return r > 0 ? bits_of_f32(r < 1 ? r : 1) : 0; // a NaN becomes +0
     return canonical_f32(r);
 }
 
@@ -87,8 +87,8 @@ EXEC2(exec_min_f32, uint64_t, uint32_t, min_max_f32(x, y, false, in->p[1]))
 EXEC2(exec_max_f32, uint64_t, uint32_t, min_max_f32(x, y, true, in->p[1]))
 EXEC3(exec_min3_f32, uint64_t, uint64_t, uint32_t, min_max_f32(min_max_f32(x, y, false, in->p[1]), z, false, in->p[1]))
 EXEC3(exec_max3_f32, uint64_t, uint64_t, uint32_t, min_max_f32(min_max_f32(x, y, true, in->p[1]), z, true, in->p[1]))
-EXEC1(exec_neg_f32, uint64_t, uint32_t, bits_of_f32(operand_f32(x, in->p[1])) ^ 0x80000000)
-EXEC1(exec_abs_f32, uint64_t, uint32_t, bits_of_f32(operand_f32(x, in->p[1])) & 0x7fffffff)
+EXEC1(exec_neg_f32, uint64_t, uint32_t, canonical_f32(-operand_f32(x, in->p[1])))
+EXEC1(exec_abs_f32, uint64_t, uint32_t, canonical_f32(fabsf(operand_f32(x, in->p[1]))))
 
 // Two .f32 in 64 bits.
 #define BOTH2(f, ...) (f((uint32_t)x, (uint32_t)y, __VA_ARGS__) | (uint64_t)f(x >> 32, y >> 32, __VA_ARGS__) << 32)

@@ -352,6 +352,7 @@ static const char *decode_set(inst *in, const kernel *k)
     if (wrong) return wrong;
     type to = type_from(in->mod[in->mods - 2]), t = (type)in->p[0];
     bool packed = t == T_F16X2 || t == T_BF16X2, half = t == T_F16 || t == T_BF16;
+    if (t < T_F16 && to == T_F32) return "a .f32 result of an integer comparison: ptxas 13.0 makes it 1, not 1.0";
     bool ok = packed ? to == t || to == T_U32 || to == T_S32 : to == T_U32 || to == T_S32 || to == T_F32;
     if (half) ok |= to == t || to == T_U16 || to == T_S16;
     if (!ok) return "a type that the operation does not have";

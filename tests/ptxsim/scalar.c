@@ -629,8 +629,8 @@ FIELD3(shf_right, uint32_t, expand(b.poison[l]), funnel(x, y, z, false, in->p[5]
 // undefined position makes all undefined.
 static inline uint64_t extract(uint64_t x, uint32_t at, uint32_t length, int width, bool is_signed)
 {
-    at &= 0xff, length &= 0xff;
-    uint32_t msb = (uint32_t)width - 1, top = at + length > msb ? msb : at + length - 1;
+    if (width == 32) at &= 0xff, length &= 0xff; // only 0..255 are allowed; beyond it a chip does this
+    uint32_t msb = (uint32_t)width - 1, top = (uint64_t)at + length > msb ? msb : at + length - 1;
     uint32_t n = at > msb ? 0 : length < msb + 1 - at ? length : msb + 1 - at; // bits that come from x
     bool sign = is_signed && length && x >> top & 1;
     uint64_t r = n == 64 ? x : n ? x >> at & (((uint64_t)1 << n) - 1) : 0;
@@ -645,7 +645,7 @@ FIELD3(bfe_s64, uint64_t, b.v[l], extract(x, (uint32_t)y, z, 64, true))
 // PTX ISA, "bfi": the low `length` bits of x over those of y from bit `at` on.
 static inline uint64_t insert(uint64_t x, uint64_t y, uint32_t at, uint32_t length, int width)
 {
-    at &= 0xff, length &= 0xff;
+    if (width == 32) at &= 0xff, length &= 0xff;
     if (at >= (uint32_t)width) return y;
     uint64_t m = (length >= 64 ? UINT64_MAX : ((uint64_t)1 << length) - 1) << at;
     uint64_t r = (y & ~m) | (x << at & m);

@@ -101,7 +101,6 @@ r dp4a.s32.s32 r s t
 r dp4a.u32.s32 r s t
 r dp2a.lo.s32.s32 r s t
 r dp2a.hi.u32.u32 r s t
-r vadd.s32.s32.s32 r s
 r selp.b32 r s p
 r slct.b32.s32 r s t
 r slct.f32.f32 r s t
@@ -125,7 +124,6 @@ p setp.gtu.f64 d e
 p setp.lt.f16 h i
 p setp.leu.bf16 h i
 r set.lt.u32.f32 r s
-r set.gt.f32.s32 r s
 p testp.finite.f32 r
 p testp.infinite.f32 r
 p testp.number.f32 r
