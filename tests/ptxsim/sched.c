@@ -133,7 +133,7 @@ static int entry_registers(const kernel *k, int threads)
 {
     int n = 65536 / threads / 8 * 8;
     if (k->maxnreg && (k->maxnreg + 7) / 8 * 8 < n) n = (k->maxnreg + 7) / 8 * 8;
-    return n > 255 ? 255 : n;
+    return n > 256 ? 256 : n; // 255 can be named; they are given in eights
 }
 
 cluster *cluster_new(grid *g, int id, const int first_ctaid[3])
