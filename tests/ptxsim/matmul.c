@@ -496,7 +496,24 @@ void matrix_multiply_add(int m, int n, int k, const float *a, int a_stride, cons
     multiply_add_plain(m, n, k, a, a_stride, b, b_stride, d, d_stride);
 }
 
-void canonical_nans(float *x, int count)
+void matrix_scale(int m, int n, float *d, int d_stride, float factor)
 {
-    for (int i = 0; i < count; i++) x[i] = x[i] == x[i] ? x[i] : as_float(0x7fffffff);
+    for (int i = 0; i < m && factor != 1; i++)
+        for (int j = 0; j < n; j += 8) *(float8 *)(d + i * d_stride + j) *= factor;
+}
+
+void canonical_nans(int m, int n, float *d, int d_stride)
+{
+    typedef int32_t int8 __attribute__((vector_size(32)));
+    for (int i = 0; i < m; i++) {
+        float8 *row = (float8 *)(d + i * d_stride);
+        int8 seen = {0};
+        for (int j = 0; j < n / 8; j++) seen |= row[j] != row[j];
+        int32_t any = 0;
+        for (int j = 0; j < 8; j++) any |= seen[j];
+        for (int j = 0; any && j < n; j++) {
+            float x = d[i * d_stride + j];
+            if (x != x) d[i * d_stride + j] = as_float(0x7fffffff);
+        }
+    }
 }

@@ -53,6 +53,8 @@ bool format_unpack(type t, const uint32_t *words, const uint8_t *poison, int cou
 // m a multiple of 4, n of 8.
 void matrix_multiply_add(int m, int n, int k, const float *a, int a_stride, const float *b, int b_stride, float *d,
                          int d_stride);
-void canonical_nans(float *x, int count); // every NaN becomes 0x7fffffff, as tensor cores give
+void matrix_scale(int m, int n, float *d, int d_stride, float factor);
+// Every NaN becomes 0x7fffffff, as tensor cores give.
+void canonical_nans(int m, int n, float *d, int d_stride);
 
 #endif

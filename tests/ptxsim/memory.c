@@ -650,7 +650,7 @@ static void tmem_cells(accessor *x, cta *c, int lane0, int lanes, int column0, i
     }
 }
 
-static void agent_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, bool write)
+void agent_access_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, bool write)
 {
     accessor x;
     int memo_index = write ? MEMO_TMEM_WRITE : MEMO_TMEM_READ;
@@ -661,7 +661,7 @@ static void agent_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int 
 
 bool agent_read_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, uint32_t *to, uint8_t *poison)
 {
-    agent_tmem(a, c, lane0, lanes, column0, columns, false);
+    agent_access_tmem(a, c, lane0, lanes, column0, columns, false);
     for (int i = 0; i < lanes; i++) {
         size_t at = (size_t)(lane0 + i) * 512 + (size_t)column0;
         memcpy(to + (size_t)i * (size_t)columns, c->tmem + at, (size_t)columns * 4);
@@ -673,7 +673,7 @@ bool agent_read_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int co
 bool agent_write_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, const uint32_t *from,
                       const uint8_t *poison)
 {
-    agent_tmem(a, c, lane0, lanes, column0, columns, true);
+    agent_access_tmem(a, c, lane0, lanes, column0, columns, true);
     for (int i = 0; i < lanes; i++) {
         size_t at = (size_t)(lane0 + i) * 512 + (size_t)column0;
         memcpy(c->tmem + at, from + (size_t)i * (size_t)columns, (size_t)columns * 4);

@@ -466,6 +466,8 @@ bool agent_write_global(agent *a, uint64_t address, size_t size, const void *fro
 bool agent_read_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, uint32_t *to, uint8_t *poison);
 bool agent_write_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, const uint32_t *from,
                       const uint8_t *poison);
+// The check and the record alone, for an operation that works in place in c->tmem and c->tmem_poison.
+void agent_access_tmem(agent *a, cta *c, int lane0, int lanes, int column0, int columns, bool write);
 // Many runs of one operand at once (a matrix behind a descriptor is up to 512 pieces of 16 bytes): to and poison are
 // filled run after run.
 typedef struct {

@@ -317,8 +317,8 @@ static outcome exec_alloc(warp *w, const inst *in, uint32_t mask)
         s->alloc_ticket = 0;
     }
     c->cluster->step++;
-    // A weak store of the warp: one lane makes it here, and the others may read the word at once, as the manual's example
-    // does.
+    // A weak store of the warp: one lane makes it here, and the others may read the word at once, as the manual's
+    // example does.
     uint32_t result = (uint32_t)base;
     space s_space = in->p[1] ? SPACE_SHARED : SPACE_GENERIC;
     if (!store_bytes(w, in, lane, s_space, address, 4, &result, 0, ACCESS_WEAK, SCOPE_CTA)) return FAILED;
@@ -842,11 +842,60 @@ static bool write_d(operation *op, const product *p, cta *c, scratch *s, const u
     return true;
 }
 
-// D of one CTA: old D, scaled, plus the product of its rows of A with all of B.
-static bool multiply(operation *op, const product *p, cta *c, scratch *s, int half, bool a_any, bool b_any)
+// Marks what depends on an undefined row of A or column of B.
+static void spread_poison(int rows, int columns, const uint8_t *a, const uint8_t *b, uint8_t *poison, int stride)
 {
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < columns; j++)
+            if (a[r] || b[j] || poison[r * stride + j]) poison[r * stride + j] = 0xf;
+}
+
+static bool rows_poisoned(const uint8_t *poison, int rows, int columns)
+{
+    uint64_t seen = 0, some;
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < columns; j += 8) {
+            memcpy(&some, poison + r * TMEM_COLUMNS + j, sizeof some);
+            seen |= some;
+        }
+    return seen != 0;
+}
+
+// The common case, an f32 D with all lanes enabled: computed in TMEM itself.
+static void multiply_in_place(operation *op, const product *p, cta *c, scratch *s, int half, bool poisoned)
+{
+    tile tiles[4];
+    int count = d_tiles(p, tiles);
+    for (int i = 0; i < count; i++) {
+        tile t = tiles[i];
+        size_t at = (size_t)t.lane * TMEM_COLUMNS + (size_t)p->d_column;
+        float *d = (float *)(c->tmem + at);
+        uint8_t *poison = c->tmem_poison + at;
+        if (p->accumulate) agent_access_tmem(op->agent, c, t.lane, t.lanes, p->d_column, t.columns, false);
+        agent_access_tmem(op->agent, c, t.lane, t.lanes, p->d_column, t.columns, true);
+        for (int r = 0; r < t.lanes && !p->accumulate; r++) {
+            memset(c->tmem + at + (size_t)r * TMEM_COLUMNS, 0, (size_t)t.columns * sizeof *d);
+            memset(poison + r * TMEM_COLUMNS, 0, (size_t)t.columns);
+        }
+        matrix_scale(t.lanes, t.columns, d, TMEM_COLUMNS, p->scale);
+        matrix_multiply_add(t.lanes, t.columns, p->k, s->a[half] + t.row * p->k, p->k, s->b + t.column, p->n, d,
+                            TMEM_COLUMNS);
+        canonical_nans(t.lanes, t.columns, d, TMEM_COLUMNS);
+        // An old element whose bytes are partly undefined stays so in the sum, but as a whole.
+        if (poisoned || (p->accumulate && rows_poisoned(poison, t.lanes, t.columns)))
+            spread_poison(t.lanes, t.columns, s->a_poison[half] + t.row, s->b_poison + t.column, poison, TMEM_COLUMNS);
+    }
+}
+
+// D of one CTA: old D, scaled, plus the product of its rows of A with all of B.
+static bool multiply(operation *op, const product *p, cta *c, scratch *s, int half, bool poisoned)
+{
+    const uint32_t *disabled = p->disabled + 4 * (p->group == 2 ? c->rank & 1 : 0);
+    if (!p->half_d && !(disabled[0] | disabled[1] | disabled[2] | disabled[3])) {
+        multiply_in_place(op, p, c, s, half, poisoned);
+        return true;
+    }
     int rows = p->m / p->group, n = p->n, count = rows * n;
-    bool poisoned = a_any || b_any;
     if (p->accumulate) {
         if (!read_d(op, p, c, s)) return false;
         if (p->half_d)
@@ -854,26 +903,20 @@ static bool multiply(operation *op, const product *p, cta *c, scratch *s, int ha
                 s->d.values[i] = format_to_float(T_F16, s->d.words[i] & 0xffff);
                 s->poison[i] = s->poison[i] & 3 ? 0xf : 0;
             }
-        for (int i = 0; i < count && !poisoned; i++) poisoned = s->poison[i];
-        if (p->scale != 1)
-            for (int i = 0; i < count; i++) s->d.values[i] *= p->scale;
+        matrix_scale(rows, n, s->d.values, n, p->scale);
     } else {
         memset(s->d.values, 0, (size_t)count * sizeof *s->d.values);
         memset(s->poison, 0, (size_t)count);
     }
     matrix_multiply_add(rows, n, p->k, s->a[half], p->k, s->b, n, s->d.values, n);
-    canonical_nans(s->d.values, count);
-    if (poisoned)
-        for (int r = 0; r < rows; r++)
-            for (int j = 0; j < n; j++)
-                if ((a_any && s->a_poison[half][r]) || (b_any && s->b_poison[j]) || s->poison[r * n + j])
-                    s->poison[r * n + j] = 0xf;
+    canonical_nans(rows, n, s->d.values, n);
+    spread_poison(rows, n, s->a_poison[half], s->b_poison, s->poison, n);
     if (p->half_d) // one element in the low half of each column; the upper half is not defined
         for (int i = 0; i < count; i++) {
             s->d.words[i] = float_to_format(T_F16, s->d.values[i], false);
             s->poison[i] |= 0xc;
         }
-    return write_d(op, p, c, s, p->disabled + 4 * (p->group == 2 ? c->rank & 1 : 0));
+    return write_d(op, p, c, s, disabled);
 }
 
 static bool run_mma(cluster *cl, operation *op)
@@ -907,7 +950,7 @@ static bool run_mma(cluster *cl, operation *op)
                columns_valid(c, at, "D of tcgen05.mma", p->d_column, d_columns);
         b_any |= to.any;
     }
-    for (int h = 0; h < p->group && fine; h++) fine = multiply(op, p, pair[h], s, h, a_any, b_any);
+    for (int h = 0; h < p->group && fine; h++) fine = multiply(op, p, pair[h], s, h, a_any || b_any);
     free(s);
     return fine;
 }
