@@ -18,7 +18,7 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -41,8 +41,6 @@ class Unit:
     command: list[str]  # without -o
     object: Path
     ptx: Path | None = None  # of a CUDA kernel: where its PTX goes
-    belongs: str = "_C"
-    log: list[str] = field(default_factory=list)
 
     @property
     def dependencies(self):
@@ -161,12 +159,10 @@ class Toolkit:
         top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
         return Toolkit(nvcc, Path(top[1]).resolve()) if top else None
 
-    def architectures(self):
-        return set(
-            re.findall(
-                r"compute_(\w+)", subprocess.run([self.nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
-            )
-        )
+    def knows(self, arch):
+        """Whether this nvcc is new enough for sm_<arch>; it lists architectures without their a or f."""
+        listed = subprocess.run([self.nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
+        return f"compute_{arch.rstrip('af')}" in listed.split()
 
     def library_folder(self):
         for folder in (self.top / "lib64", self.top / "lib", *sorted(self.top.glob("targets/*/lib"))):
@@ -176,7 +172,7 @@ class Toolkit:
 
 
 def cuda_units(folder):
-    """The units of the CUDA part and the toolkit, or nothing and None, with a line that says why.
+    """The units of the CUDA part and the toolkit; nothing and None without them, and a line that says why.
 
     FA4_CUDA_KERNEL(name, arch, file, "flags"): csrc/<file> compiled for sm_<arch> with -DFA4_KERNEL=<name>; its PTX is
     build/ptx/<name>.ptx. The host side is csrc/sm*/*.c, csrc/cuda/*.c and dispatch.c once more, with -DFA4_CUDA.
@@ -195,6 +191,10 @@ def cuda_units(folder):
     wanted = set(filter(None, re.split(r"[;, ]+", os.environ.get("FA4_ARCHS", "")))) or have
     if wanted - have:
         raise SystemExit(f"FA4_ARCHS: no kernels for {', '.join(sorted(wanted - have))}; there are {sorted(have)}")
+    for arch in sorted(wanted):
+        if not toolkit.knows(arch):
+            print(f"flash_attn4: {toolkit.nvcc} does not know sm_{arch}: its kernels are left out")
+            wanted.remove(arch)
     units = []
     for name, arch, file, extra in kernels:
         if arch not in wanted:
@@ -202,14 +202,14 @@ def cuda_units(folder):
         flags = ["-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
         target = f"-gencode=arch=compute_{arch},code=sm_{arch}"
         command = [toolkit.nvcc, *flags, target, *shlex.split(extra), f"-DFA4_KERNEL={name}", "-c", f"csrc/{file}"]
-        units.append(Unit(name, command, folder / f"{name}.o", PTX / f"{name}.ptx", "_C_cuda"))
+        units.append(Unit(name, command, folder / f"{name}.o", PTX / f"{name}.ptx"))
     compiler = [*c_compiler(), *COMMON, f"-isystem{toolkit.top / 'include'}", "-DFA4_CUDA", "-c"]
     for source in [
         "csrc/dispatch.c",
         *map(str, sorted([*Path("csrc").glob("sm*/*.c"), *Path("csrc/cuda").glob("*.c")])),
     ]:
         name = "cuda_" + source.removeprefix("csrc/").removesuffix(".c").replace("/", "_")
-        units.append(Unit(name, [*compiler, source], folder / f"{name}.o", belongs="_C_cuda"))
+        units.append(Unit(name, [*compiler, source], folder / f"{name}.o"))
     return units, toolkit
 
 
@@ -239,7 +239,9 @@ class Build(BuildExtension):
         by_name["_C"].extra_objects = [str(unit.object) for unit in units]
         if "_C_cuda" in by_name:
             if cuda:
-                by_name["_C_cuda"].extra_objects = [str(unit.object) for unit in cuda]
+                # dispatch.c with CUDA calls the CPU kernels too
+                both = cuda + [unit for unit in units if unit.name != "dispatch"]
+                by_name["_C_cuda"].extra_objects = [str(unit.object) for unit in both]
                 by_name["_C_cuda"].library_dirs.append(str(toolkit.library_folder()))
                 by_name["_C_cuda"].include_dirs.append(str(toolkit.top / "include"))
             else:

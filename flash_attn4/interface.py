@@ -427,7 +427,7 @@ def backends():
 
 
 def cpu_isa():
-    """Name of the CPU instruction set in use: "avx512_bf16", "avx512", "avx2" or "generic"."""
+    """Name of the CPU instruction set in use, one of those that cpu_isas() has."""
     return _C.isa_in_use()
 
 

@@ -92,7 +92,8 @@ def _check_inputs(q, k, v, **others):
         torch._check(tensor.dtype == q.dtype, lambda n=name, t=tensor: f"flash_attn4: {n} is {t.dtype}, q is {q.dtype}")
     for name, tensor in (("k", k), ("v", v), *others.items()):
         if tensor is not None:
-            torch._check(tensor.device == q.device, lambda n=name, t=tensor: f"flash_attn4: {n} is on {t.device}, q on {q.device}")
+            message = f"flash_attn4: {name} is on {tensor.device}, q on {q.device}"
+            torch._check(tensor.device == q.device, lambda message=message: message)
     torch._check(k.shape[0] == q.shape[0], lambda: "flash_attn4: k and q differ in batch")
     torch._check(k.shape[3] == q.shape[3], lambda: "flash_attn4: k and q differ in head dim")
     for d, what in enumerate(("batch", "heads", "len_kv")):

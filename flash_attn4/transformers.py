@@ -1,9 +1,14 @@
 """enable_transformers(): the attention of Hugging Face transformers models by attn_implementation="fa4"."""
 
+import threading
+
 from .interface import scaled_dot_product_attention
 from .sdpa import Handle
 
 NAME = "fa4"
+
+_lock = threading.Lock()
+_handles = []  # those that keep the name registered
 
 
 def enable_transformers():
@@ -13,22 +18,28 @@ def enable_transformers():
     a model on our kernels. Masks are those of "sdpa": padding, causal and sliding windows are kept. What our kernels
     cannot run goes to PyTorch's, as in scaled_dot_product_attention.
 
-    Returns a handle: handle.remove(), or `with enable_transformers():`, takes the name away again; a model that still
-    uses it then fails. Registering twice does nothing.
+    Returns a handle: handle.remove(), or `with enable_transformers():`, takes the name away again when it was the last
+    one; a model that still uses it then fails.
 
     Raises ImportError without transformers 4.51 or newer.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    def undo(handle):
+        with _lock:
+            if handle in _handles:
+                _handles.remove(handle)
+                if not _handles:
+                    for interface in (AttentionInterface, AttentionMaskInterface):
+                        interface._global_mapping.pop(NAME, None)
 
-    def undo(_):
-        for interface in (AttentionInterface, AttentionMaskInterface):
-            interface._global_mapping.pop(NAME, None)
-
-    return Handle(undo)
+    with _lock:
+        AttentionInterface.register(NAME, attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        handle = Handle(undo)
+        _handles.append(handle)
+    return handle
 
 
 def attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, is_causal=None, **kwargs):

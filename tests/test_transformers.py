@@ -109,9 +109,7 @@ def test_bfloat16(fa4):
 
 def test_undo_and_twice():
     model = model_of("llama")
-    with pytest.raises((ValueError, ImportError, KeyError)):
-        model.set_attn_implementation("fa4")
-        model(TOKENS)
+    assert "fa4" not in transformers.AttentionInterface._global_mapping
     first, second = enable_transformers(), enable_transformers()
     model.set_attn_implementation("fa4")
     model(TOKENS)
