@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "lanes.h"
+#include "order.h"
 #include "sched.h"
 
 static const char *no_operands(const inst *in)
@@ -324,7 +325,10 @@ struct named_barrier {
     bool all_true, any_true;
     uint32_t count_true;
     signal *gathered;
-    place first;       // who came first
+    place first;        // who came first
+    place last;         // who completed the generation before
+    uint32_t component; // of clock vectors: generations completed
+    uint32_t generation;
     uint32_t here[32]; // lanes by warp that have arrived in this generation
 };
 enum { RED_POPC, RED_AND, RED_OR };
@@ -354,6 +358,8 @@ static int threads_alive(const cta *c)
 static void complete(cta *c, int id)
 {
     struct named_barrier *b = &c->named[id];
+    if (!b->generation++) b->component = component_new(c->cluster, STREAM_MBARRIER, 0, false, false);
+    signal_raise(b->gathered, c, b->component, b->generation);
     for (int i = 0; i < c->warps; i++) {
         warp *w = &c->warp[i];
         sched_state *s = w->sched;
@@ -370,7 +376,7 @@ static void complete(cta *c, int id)
         wake_warp(w);
     }
     signal_free(b->gathered);
-    *b = (struct named_barrier){0};
+    *b = (struct named_barrier){.component = b->component, .generation = b->generation, .last = b->last};
     c->cluster->step++;
 }
 
@@ -426,12 +432,12 @@ static bool arrive(warp *w, const inst *in, uint32_t mask, int id, int count)
     place at = {w, in, __builtin_ctz(mask)};
     bool reduces = in->p[0] == BARRIER_RED;
     if (!b->gathered) {
-        *b = (struct named_barrier){.expected = count,
-                                    .all = in->p[2] < 0,
-                                    .reduces = reduces,
-                                    .operation = in->p[5],
-                                    .all_true = true,
-                                    .first = at};
+        b->expected = count;
+        b->all = in->p[2] < 0;
+        b->reduces = reduces;
+        b->operation = in->p[5];
+        b->all_true = true;
+        b->first = at;
         b->gathered = signal_new(a->cluster);
     } else if (b->all != (in->p[2] < 0) || b->expected != count) {
         finding_pair(a->cluster, at, b->first, "barrier",
@@ -446,6 +452,16 @@ static bool arrive(warp *w, const inst *in, uint32_t mask, int id, int count)
         finding_pair(a->cluster, at, b->first, "barrier", "a thread comes to barrier %d twice before it completes", id);
         return false;
     }
+    for (uint32_t m = b->generation ? mask : 0; m; m &= m - 1) {
+        int l = __builtin_ctz(m);
+        if (vector_has(order_of(w)->lane[l].k->of[K_GENERIC], b->component, b->generation)) continue;
+        finding_pair(a->cluster, (place){w, in, l}, b->last, "barrier",
+                     "a thread comes to barrier %d and need not know that its last use is over, so it could have been "
+                     "counted there: two groups use it at once",
+                     id);
+        return false;
+    }
+    b->last = at;
     b->here[w->index] |= mask;
     int n = __builtin_popcount(mask);
     if ((b->here[w->index] & w->live) == w->live) n += LANES - __builtin_popcount(w->live);

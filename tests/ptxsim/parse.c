@@ -132,6 +132,8 @@ static _Noreturn void fail(parser *p, int line, const char *format, ...)
     va_start(args, format);
     if (n >= 0 && (size_t)n < p->error_size) vsnprintf(p->error + n, p->error_size - n, format, args);
     va_end(args);
+    for (char *c = p->error; p->error_size && *c; c++) // the text may hold anything, the message is plain ASCII
+        if ((unsigned char)*c >= 0x7f || (unsigned char)*c < ' ') *c = '?';
     longjmp(p->failed, 1);
 }
 

@@ -24,9 +24,9 @@ struct report_buffer {
 enum { MOST_FINDINGS = 64 }; // of one cluster: one mistake can be found at every access
 
 // After one of these a run cannot go on as the program meant it.
-static const char *const fatal_kinds[] = {"deadlock", "divergence", "livelock",   "out-of-bounds", "misaligned",
-                                          "trap",     "assertion",  "barrier",    "mbarrier",      "descriptor",
-                                          "launch",   "membermask", "setmaxnreg", "tcgen05",       "tensor-map"};
+static const char *const fatal_kinds[] = {
+    "deadlock", "divergence", "livelock", "out-of-bounds", "misaligned", "trap",  "assertion", "barrier",
+    "mbarrier", "descriptor", "launch",   "membermask",    "setmaxnreg", "wgmma", "tcgen05",   "tensor-map"};
 
 static bool is_fatal_kind(const char *kind)
 {
