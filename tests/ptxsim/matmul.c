@@ -443,6 +443,15 @@ bool format_unpack(type t, const uint32_t *words, const uint8_t *poison, int cou
 
 typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
 
+typedef int32_t int8 __attribute__((vector_size(32), aligned(4), may_alias));
+
+// Every NaN is stored as 0x7fffffff, as tensor cores give it.
+#define STORE(to, x)                                                   \
+    do {                                                               \
+        int8 is_nan = (x) != (x);                                      \
+        *(int8 *)(to) = ((int8)(x) & ~is_nan) | (0x7fffffff & is_nan); \
+    } while (0)
+
 // Four rows by sixteen columns of d stay in registers while k runs. A macro: the compiler lowers vector types for the
 // function's own target before it inlines.
 #define MULTIPLY_ADD(name, attributes)                                                                             \
@@ -466,15 +475,20 @@ typedef float float8 __attribute__((vector_size(32), aligned(4), may_alias));
                         x2 += a2[l] * u, y2 += a2[l] * v;                                                          \
                         x3 += a3[l] * u, y3 += a3[l] * v;                                                          \
                     }                                                                                              \
-                    *(float8 *)(d0 + 8) = y0, *(float8 *)(d1 + 8) = y1;                                            \
-                    *(float8 *)(d2 + 8) = y2, *(float8 *)(d3 + 8) = y3;                                            \
+                    STORE(d0 + 8, y0);                                                                             \
+                    STORE(d1 + 8, y1);                                                                             \
+                    STORE(d2 + 8, y2);                                                                             \
+                    STORE(d3 + 8, y3);                                                                             \
                 } else {                                                                                           \
                     for (int l = 0; l < k; l++) {                                                                  \
                         float8 u = *(const float8 *)(b + l * b_stride + j);                                        \
                         x0 += a0[l] * u, x1 += a1[l] * u, x2 += a2[l] * u, x3 += a3[l] * u;                        \
                     }                                                                                              \
                 }                                                                                                  \
-                *(float8 *)d0 = x0, *(float8 *)d1 = x1, *(float8 *)d2 = x2, *(float8 *)d3 = x3;                    \
+                STORE(d0, x0);                                                                                     \
+                STORE(d1, x1);                                                                                     \
+                STORE(d2, x2);                                                                                     \
+                STORE(d3, x3);                                                                                     \
             }                                                                                                      \
         }                                                                                                          \
     }
@@ -500,20 +514,4 @@ void matrix_scale(int m, int n, float *d, int d_stride, float factor)
 {
     for (int i = 0; i < m && factor != 1; i++)
         for (int j = 0; j < n; j += 8) *(float8 *)(d + i * d_stride + j) *= factor;
-}
-
-void canonical_nans(int m, int n, float *d, int d_stride)
-{
-    typedef int32_t int8 __attribute__((vector_size(32)));
-    for (int i = 0; i < m; i++) {
-        float8 *row = (float8 *)(d + i * d_stride);
-        int8 seen = {0};
-        for (int j = 0; j < n / 8; j++) seen |= row[j] != row[j];
-        int32_t any = 0;
-        for (int j = 0; j < 8; j++) any |= seen[j];
-        for (int j = 0; any && j < n; j++) {
-            float x = d[i * d_stride + j];
-            if (x != x) d[i * d_stride + j] = as_float(0x7fffffff);
-        }
-    }
 }

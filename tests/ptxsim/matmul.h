@@ -50,11 +50,9 @@ bool format_unpack(type t, const uint32_t *words, const uint8_t *poison, int cou
 
 // d[i][j] += sum of a[i][k] * b[k][j]: k ascending, each product (exact in f32 for every format) added to d with one
 // rounding to nearest even. What silicon does inside an MMA is not documented; on integers small enough both are exact.
-// m a multiple of 4, n of 8.
+// A NaN comes out as 0x7fffffff. m a multiple of 4, n of 8.
 void matrix_multiply_add(int m, int n, int k, const float *a, int a_stride, const float *b, int b_stride, float *d,
                          int d_stride);
 void matrix_scale(int m, int n, float *d, int d_stride, float factor);
-// Every NaN becomes 0x7fffffff, as tensor cores give.
-void canonical_nans(int m, int n, float *d, int d_stride);
 
 #endif

@@ -880,7 +880,6 @@ static void multiply_in_place(operation *op, const product *p, cta *c, scratch *
         matrix_scale(t.lanes, t.columns, d, TMEM_COLUMNS, p->scale);
         matrix_multiply_add(t.lanes, t.columns, p->k, s->a[half] + t.row * p->k, p->k, s->b + t.column, p->n, d,
                             TMEM_COLUMNS);
-        canonical_nans(t.lanes, t.columns, d, TMEM_COLUMNS);
         // An old element whose bytes are partly undefined stays so in the sum, but as a whole.
         if (poisoned || (p->accumulate && rows_poisoned(poison, t.lanes, t.columns)))
             spread_poison(t.lanes, t.columns, s->a_poison[half] + t.row, s->b_poison + t.column, poison, TMEM_COLUMNS);
@@ -909,7 +908,6 @@ static bool multiply(operation *op, const product *p, cta *c, scratch *s, int ha
         memset(s->poison, 0, (size_t)count);
     }
     matrix_multiply_add(rows, n, p->k, s->a[half], p->k, s->b, n, s->d.values, n);
-    canonical_nans(rows, n, s->d.values, n);
     spread_poison(rows, n, s->a_poison[half], s->b_poison, s->poison, n);
     if (p->half_d) // one element in the low half of each column; the upper half is not defined
         for (int i = 0; i < count; i++) {

@@ -132,7 +132,6 @@ static void write_d(warp *w, const operand *v, bool half, int n, const tile *x)
 static void multiply(tile *x, int n, int k)
 {
     matrix_multiply_add(ROWS, n, k, x->a, k, x->b, n, x->d, n);
-    canonical_nans(ROWS, n, x->d, n);
     if (!x->a_any && !x->b_any) return;
     for (int m = 0; m < ROWS; m++)
         for (int j = 0; j < n; j++)
