@@ -369,12 +369,18 @@ static bool live_mbarrier(accessor *x, const location *l, int size)
     return true;
 }
 
+static bool holds(const accessor *x, const location *l, int size)
+{
+    return x->value && !memcmp(l->data, x->value, (size_t)size) && !poison_bits(l->poison, size);
+}
+
 bool access_begin(accessor *x, location *l, int size)
 {
     if (l->kind == LOCATION_SHARED) {
         if (live_mbarrier(x, l, size)) return false;
         x->what = "shared memory";
         x->base = (uint64_t)l->owner->rank << 24;
+        x->unchanged = holds(x, l, size);
         cells_access_bytes(x, l->owner->shared_shadow->cell, l->offset, (size_t)size);
         return true;
     }
@@ -387,6 +393,7 @@ bool access_begin(accessor *x, location *l, int size)
     x->what = "global memory";
     x->base = l->piece.page_address;
     x->e.cluster = x->c->order->serial;
+    x->unchanged = holds(x, l, size);
     cells_access_bytes(x, l->piece.cells, l->piece.offset, (size_t)size);
     accessor_end(x);
     x->pool = own;
@@ -431,6 +438,7 @@ bool store_with(accessor *x, space s, uint64_t address, int size, const void *fr
     if (poison && l.kind == LOCATION_GLOBAL)
         finding(x->c, x->at, "poison", "a value that nobody wrote is stored to global memory at 0x%llx",
                 (unsigned long long)address);
+    x->value = poison ? NULL : from;
     if (!access_begin(x, &l, size)) return false;
     memcpy(l.data, from, (size_t)size);
     poison_spread(l.poison, size, poison);

@@ -144,7 +144,11 @@ typedef struct {
     history_pool *pool;
     domain d;
     place at;
-    entry e;          // to be recorded: without its mask
+    entry e; // to be recorded: without its mask
+    // A store by a thread: what it writes; and whether that is there already. Threads that write the same value to the
+    // same place do not race, whoever comes last.
+    const void *value;
+    bool unchanged;
     const char *what; // "shared memory"
     const agent *agent;
     history **cells; // the array that the access is in, and the address of its first byte: for findings

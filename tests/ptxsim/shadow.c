@@ -181,9 +181,21 @@ static const char *where(const accessor *x, size_t cell, char text[64])
     return text;
 }
 
-// Nothing that this view needs says that e is before the access. The run goes on: the report says what was found.
-static void unordered(accessor *x, const entry *e, size_t cell)
+// A generic read after the write that is ordered before the access, if only by lax scopes.
+static bool read_since(const accessor *x, const history *h, unsigned write)
 {
+    for (unsigned i = write + 1; i < h->count; i++) {
+        const entry *r = &h->e[i];
+        if (!(r->flags & (ENTRY_WRITE | ENTRY_OPERATION)) && r->mask & h->e[write].mask && knows(x, K_LAX, r))
+            return true;
+    }
+    return false;
+}
+
+// Nothing that this view needs says that e is before the access. The run goes on: the report says what was found.
+static void unordered(accessor *x, const history *h, unsigned i, size_t cell)
+{
+    const entry *e = &h->e[i];
     char text[64];
     place other = component_place(x->c, e);
     const char *at = where(x, cell, text);
@@ -199,12 +211,13 @@ static void unordered(accessor *x, const entry *e, size_t cell)
     if (!generic)
         practice_allows(x->c, P3, x->at, other, WHERE_FORMAT ", after %s in another CTA: ordered at .cta scope only",
                         act(&x->e), x->what, at, act(e));
-    if (x->d == D_TENSOR)
+    // A dealloc is no asynchronous operation: to know that what it must come after is complete is enough.
+    if (x->d == D_TENSOR && x->agent)
         practice_allows(x->c, P1, x->at, other, WHERE_FORMAT ", after %s: ordered without tcgen05.fence", act(&x->e),
                         x->what, at, act(e));
     if (!by_async || !by_thread) return;
-    // The store of tcgen05.alloc: the manual does not say by which proxy; compilers overwrite the word by TMA.
-    if (e->flags & ENTRY_WRITE && !(x->e.flags & ENTRY_WRITE && !strcmp(e->in->opcode, "tcgen05.alloc")))
+    // P5 is about memory that has been read: then what was written there before is as far as the read.
+    if (e->flags & ENTRY_WRITE && !(x->e.flags & ENTRY_WRITE && read_since(x, h, i)))
         finding_pair(x->c, x->at, other, "proxy",
                      WHERE_FORMAT " by the async proxy, after %s by the generic proxy: its thread has made no "
                                   "fence.proxy.async between it and the synchronisation",
@@ -253,10 +266,11 @@ static void check(accessor *x, const history *h, uint16_t mask, size_t cell)
             continue;
         }
         if (morally_strong(x, e) || observed(x, h, i)) continue;
+        if (x->unchanged && e->flags & ENTRY_WRITE && !(e->flags & ENTRY_OPERATION)) continue;
         if (x->d == D_TENSOR && e->component == x->e.component && e->number <= x->e.number &&
             x->e.flags & ENTRY_OPERATION && x->agent->tensor && tensor_pipeline(x, e))
             continue;
-        unordered(x, e, cell);
+        unordered(x, h, i, cell);
     }
 }
 
@@ -268,8 +282,8 @@ static uint16_t remaining(const accessor *x, const entry *e, uint16_t mask)
     bool same_component = e->component == x->e.component && e->cluster == x->e.cluster &&
                           (e->flags & ENTRY_OPERATION) == (x->e.flags & ENTRY_OPERATION);
     if (x->e.flags & ENTRY_WRITE) {
-        // A strong write does not stand for another one that it is not ordered after.
-        if (x->e.flags & e->flags & ENTRY_STRONG && !same_component && !knows(x, K_GENERIC, e)) return e->mask;
+        // A strong write, or one of the same value, does not stand for another that it is not ordered after.
+        if ((x->e.flags & e->flags & ENTRY_STRONG || x->unchanged) && !knows(x, K_GENERIC, e)) return e->mask;
         return e->mask & (uint16_t)~mask;
     }
     // An older read by the same threads, or earlier in the same stream: whoever knows of this one knows of that one.
