@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 from ptxsim_kernels.compile_triton import Descriptor, run
-from test_ptxsim_triton import BF16, E4M3, F16, F32, check_practices, integers, unwritten
+from test_ptxsim_triton import BF16, E4M3, F16, F32, check_known_findings, integers, practices, unwritten
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
@@ -69,6 +69,7 @@ def multicast_product(a_map, b_map, c, steps, acc_layout: gl.constexpr, two: gl.
         mbarrier.wait(loaded, step & 1, deps=[a, b])
         tcgen05_mma(a, b, acc, use_acc=step > 0, multicast=True, mbarriers=[consumed])
         mbarrier.wait(consumed, step & 1, deps=[a, b])
+    gl.barrier(cluster=True)  # Triton 3.9 itself puts nothing between the last wait of a warp and another's inval
     mbarrier.invalidate(loaded)
     mbarrier.invalidate(consumed)
     store_rows(c, acc.load(), N)
@@ -102,7 +103,7 @@ def test_product_of_a_cta_pair(m, n, dtype, ctas, schedule):
         seed=5,
     )
     assert np.array_equal(c.numpy(), in_float(a) @ in_float(b))
-    check_practices(report, ["P1", "P2", "P3", "P4", "P5"])
+    assert practices(report) == "P1 P2 P3 P5"
 
 
 @gluon.jit
@@ -126,7 +127,7 @@ def test_tma_multicast(capability, schedule):
     values = {"source": Descriptor(a, [64, 64], layout), "target": Descriptor(c, [64, 64], layout)}
     report = run(multicast_copy, 1, values, {}, capability, {"num_ctas": 2}, schedule=schedule)
     assert torch.equal(a, c)
-    check_practices(report, ["P4", "P5"])
+    assert practices(report) == ""
 
 
 # -------------------------------------------------------------------------------------------------- tensor memory
@@ -161,7 +162,7 @@ def test_a_from_tensor_memory(m, dtype, schedule):
     values = {"a": a, "b_map": Descriptor(b, [64, 32], shared_layout([64, 32], type_of)), "c": c}
     report = run(product_from_tensor_memory, 1, values, {"M": m, "K": 64}, 100, schedule=schedule, seed=2)
     assert np.array_equal(c.numpy(), in_float(a) @ in_float(b))
-    check_practices(report, ["P1", "P2", "P4"])
+    assert practices(report) == "P1 P2 P4 P5"
 
 
 @gluon.jit
@@ -189,7 +190,7 @@ def test_tensor_memory_shapes_and_sub_views(variant, m):
     expected = a.clone()
     expected[:, 32:] += 1
     assert torch.equal(c, expected)
-    check_practices(report, ["P2"])
+    assert practices(report) == "P1 P2"
 
 
 @gluon.jit
@@ -229,7 +230,7 @@ def test_copy_into_the_accumulator(swizzle, schedule):
     }
     report = run(copied_accumulator, 1, values, {}, 100, schedule=schedule, seed=1)
     assert np.array_equal(c.numpy(), in_float(a) @ in_float(b) + d.numpy())
-    check_practices(report, ["P1", "P2", "P4"])
+    assert practices(report) == "P1 P2 P4 P5"
 
 
 # ------------------------------------------------------------------------------------------- warp specialisation
@@ -297,9 +298,11 @@ def test_warp_specialised_pipeline(schedule):
         "c": c,
         "steps": 7,
     }
-    report = run(specialised_product, 1, values, {"STAGES": 3}, 100, schedule=schedule, seed=4)
+    report = run(specialised_product, 1, values, {"STAGES": 3}, 100, schedule=schedule, seed=4, check=False)
+    # All threads of the warpgroup write the same word: which warps do what, for the others to read.
+    check_known_findings(report, "race", "st.shared.b32", "st.shared.b32")
     assert np.array_equal(c.numpy(), in_float(a) @ in_float(b))
-    check_practices(report, ["P1", "P2", "P4"])
+    assert practices(report) == "P1 P2 P4 P5"
 
 
 # ------------------------------------------------------------------------------------------ cluster launch control
@@ -372,4 +375,4 @@ def test_hopper_pipeline(schedule):
     }
     report = run(warpgroup_product, 1, values, {}, 90, schedule=schedule, seed=6)
     assert np.array_equal(c.numpy(), in_float(a) @ in_float(b))
-    check_practices(report, ["P4", "P5"])
+    assert practices(report) == "P4"

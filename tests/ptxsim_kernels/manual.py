@@ -268,7 +268,7 @@ WARP = [
         "match.any.sync.b64 x, a, -1", "match.all.sync.b32 x|p, y, -1", "activemask.b32 x",
         "redux.sync.<add|min|max>.<u32|s32> x, y, -1", "redux.sync.<and|or|xor>.b32 x, y, -1", "elect.sync <x|_>|p, -1",
     ]),
-    ("Parallel Synchronization and Communication Instructions: redux.sync of f32", ("sm_100a", "sm_103a"), [
+    ("Parallel Synchronization and Communication Instructions: redux.sync of f32", BLACKWELL, [
         "redux.sync.<min|max><|.abs><|.NaN>.f32 x, y, -1",
     ]),
     ("Parallel Synchronization and Communication Instructions: bar, barrier", ALL, [
