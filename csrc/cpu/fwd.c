@@ -23,6 +23,8 @@ fa4_cpu_fwd_fn FWD;
 
 enum {
     BLOCK_KV = 128,
+    BLOCK_KV_PAIRS = 256,
+    BLOCK_KV_MAX = 256,
     BLOCK_DIM = 64,        // products summed in one chain: shorter ones, added up, round less
     BLOCK_ROWS = 24,       // rows whose scores are in cache at a time,
     BLOCK_ROWS_PAIRS = 32, // or with operands of pairs, whose products want whole groups of 16
@@ -44,7 +46,7 @@ typedef struct {
     real q_factor;  // q is multiplied by this: 1; -1 or 0 so that scale is positive
     real scale;     // > 0
     int pairs;      // operands of the products are pairs of bf16 (pairs.h), not reals
-    int64_t block_rows;
+    int64_t block_rows, block_kv;
     int64_t dim_depth;           // of q kᵀ, in elements of the packed operands
     int64_t q_row, s_row, o_row; // strides of the scratch
     size_t scratch_size;
@@ -54,8 +56,8 @@ typedef struct {
 
 // Where a tile works. m is scaled and natural; l is summed in VEC_LEN parts a row, by key modulo VEC_LEN.
 typedef struct {
-    real *q, *k, *v, *s, *o, *m, *l, *m_used, *rescale;
-    real *hidden; // bytes [BLOCK_ROWS_MAX, BLOCK_KV]
+    real *q, *k, *v, *s, *o, *m, *l, *rescale;
+    real *hidden; // bytes [BLOCK_ROWS_MAX, BLOCK_KV_MAX]
 } fwd_scratch;
 
 static int64_t round_up(int64_t n, int64_t multiple)
@@ -83,7 +85,7 @@ static int64_t max_i64(int64_t a, int64_t b)
 static size_t fwd_scratch_cut(const fwd_context *c, fwd_scratch *w, real *memory)
 {
     const fa4_fwd_params *p = c->p;
-    int64_t rows = round_up(c->tile_rows, BLOCK_ROWS_MAX), keys = min_i64(BLOCK_KV, p->len_kv);
+    int64_t rows = round_up(c->tile_rows, BLOCK_ROWS_MAX), keys = min_i64(c->block_kv, p->len_kv);
     const struct {
         real **part;
         int64_t size;
@@ -95,9 +97,8 @@ static size_t fwd_scratch_cut(const fwd_context *c, fwd_scratch *w, real *memory
         {&w->o, rows * c->o_row},
         {&w->m, rows},
         {&w->l, rows * VEC_LEN},
-        {&w->m_used, BLOCK_ROWS_MAX},
         {&w->rescale, BLOCK_ROWS_MAX},
-        {&w->hidden, BLOCK_ROWS_MAX * BLOCK_KV / (int64_t)sizeof(real)},
+        {&w->hidden, BLOCK_ROWS_MAX * BLOCK_KV_MAX / (int64_t)sizeof(real)},
     };
     int64_t size = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -283,7 +284,7 @@ static void mask_row(const fwd_context *c, real *s, int64_t b, fwd_row row, int6
     int64_t offset = b * p->stride_mask[0] + row.h * p->stride_mask[1] + row.i * p->stride_mask[2];
     int64_t there = min_i64(n, keys - j); // the mask has these; n is whole vectors
     if (p->mask_type == FA4_MASK_BOOL) {
-        uint8_t keep[BLOCK_KV] = {0};
+        uint8_t keep[BLOCK_KV_MAX] = {0};
         const uint8_t *mask = (const uint8_t *)p->mask + offset + j * p->stride_mask[3];
         if (p->stride_mask[3] == 1) {
             memcpy(keep, mask, (size_t)there);
@@ -294,7 +295,7 @@ static void mask_row(const fwd_context *c, real *s, int64_t b, fwd_row row, int6
     } else if (p->mask_type != FA4_MASK_NONE) {
         static const fa4_dtype dtype_of[] = {
             [FA4_MASK_F16] = FA4_F16, [FA4_MASK_BF16] = FA4_BF16, [FA4_MASK_F32] = FA4_F32, [FA4_MASK_F64] = FA4_F64};
-        real added[BLOCK_KV] = {0};
+        real added[BLOCK_KV_MAX] = {0};
         tile_source source = {p->mask, dtype_of[p->mask_type], 1, p->stride_mask[3]};
         tile_load_row(added, &source, offset + j * p->stride_mask[3], there);
         if (p->mask_type == FA4_MASK_F64 && sizeof(real) < 8)
@@ -344,10 +345,12 @@ static vec row_exp(const fwd_context *c, real *s, int64_t n, real scale, real m)
 
 // ---- A tile
 
-// Keys of a block, packed.
+// Keys of a block, packed, and the tile that they are for.
 typedef struct {
-    int64_t first; // key
-    int64_t keys;  // packed
+    int64_t b, h_kv, r0; // the tile's first row is r0 of the head
+    int64_t all_keys;    // that exist in the batch
+    int64_t first;       // key
+    int64_t keys;        // packed
     int v_finite;
     tile_source v; // as it is in the tensor, from the first key on
 } fwd_block;
@@ -362,25 +365,26 @@ static void add_not_finite(const fwd_context *c, const fwd_scratch *w, const fwd
         for (int64_t d = 0; d < c->p->dim_v; d++) {
             if (isfinite(v[d])) continue;
             for (int64_t x = 0; x < rows; x++)
-                if (!hidden[x * BLOCK_KV + j]) o[x * c->o_row + d] += v[d];
+                if (!hidden[x * BLOCK_KV_MAX + j]) o[x * c->o_row + d] += v[d];
         }
     }
 }
 
-// Rows [r, r + rows) of the tile (r0 + r of the head) against one block.
-static void fwd_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block *block, int64_t b, int64_t h_kv,
-                     int64_t r0, int64_t r, int64_t rows, int64_t keys)
-{
-    const fa4_fwd_params *p = c->p;
-    key_range seen = keys_seen(c, row_of(c, h_kv, r0 + r).i, row_of(c, h_kv, r0 + r + rows - 1).i, keys);
-    int64_t seen_keys = min_i64(seen.last - block->first, block->keys);
-    if (seen_keys <= 0 || seen.first >= block->first + block->keys || seen.first >= seen.last) return;
+// A few rows of the tile against one block.
+typedef struct {
+    int64_t r, rows;         // rows [r, r + rows) of the tile
+    int64_t i_first, i_last; // the queries that they are
+    int64_t seen_keys, n;    // keys of the block up to the last that one of them sees; as whole units of the scores
+} fwd_group;
 
+// s = q kᵀ
+static void fwd_scores(const fwd_context *c, const fwd_scratch *w, const fwd_group *g)
+{
     // Pairs sum in hardware, in an order of its own: one chain.
-    int64_t n = round_up(seen_keys, c->pairs ? PAIRS_UNIT : VEC_LEN), chain = c->pairs ? c->dim_depth : BLOCK_DIM;
+    int64_t chain = c->pairs ? c->dim_depth : BLOCK_DIM;
     for (int64_t d = 0; d < c->dim_depth; d += chain)
         multiply(c,
-                 (tile_product){.a = w->q + r * c->q_row + d,
+                 (tile_product){.a = w->q + g->r * c->q_row + d,
                                 .a_row = c->q_row,
                                 .a_col = 1,
                                 .b = w->k + d * PANEL,
@@ -389,38 +393,51 @@ static void fwd_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block
                                 .c_row = c->s_row,
                                 .depth = min_i64(chain, c->dim_depth - d),
                                 .mode = d ? TILE_ADD : TILE_SET},
-                 rows, n);
+                 g->rows, g->n);
+}
 
+// Mask, maximum, s becomes p, l.
+static void fwd_softmax(const fwd_context *c, const fwd_scratch *w, const fwd_block *block, const fwd_group *g)
+{
+    const fa4_fwd_params *p = c->p;
+    int64_t n = g->n, rows = g->rows;
     real scale = p->mask_type > FA4_MASK_BOOL ? 1 : c->scale; // an additive mask is added to scaled scores
+    if (p->mask_type != FA4_MASK_NONE || g->i_last + c->lo > block->first ||
+        g->i_first + c->hi + 1 < block->first + n || block->all_keys < block->first + n)
+        for (int64_t x = 0; x < rows; x++)
+            mask_row(c, w->s + x * c->s_row, block->b, row_of(c, block->h_kv, block->r0 + g->r + x), block->first, n,
+                     block->all_keys);
     real m_block[BLOCK_ROWS_MAX];
-    for (int64_t x = 0; x < rows; x++) {
-        fwd_row row = row_of(c, h_kv, r0 + r + x);
-        if (p->mask_type != FA4_MASK_NONE || row.i + c->lo > block->first || row.i + c->hi + 1 < block->first + n ||
-            seen_keys < n)
-            mask_row(c, w->s + x * c->s_row, b, row, block->first, n, keys);
-        m_block[x] = row_max(w->s + x * c->s_row, n) * scale;
-    }
+    for (int64_t x = 0; x < rows; x++) m_block[x] = row_max(w->s + x * c->s_row, n) * scale;
     if (!block->v_finite)
         for (int64_t x = 0; x < rows; x++)
             for (int64_t j = 0; j < block->keys; j++)
-                ((uint8_t *)w->hidden)[x * BLOCK_KV + j] = j >= n || w->s[x * c->s_row + j] == -INFINITY;
+                ((uint8_t *)w->hidden)[x * BLOCK_KV_MAX + j] = j >= n || w->s[x * c->s_row + j] == -INFINITY;
 
+    real m_used[BLOCK_ROWS_MAX];
     for (int64_t x = 0; x < rows; x += VEC_LEN) {
         // A row that has seen nothing yet: -inf - -inf would be NaN.
-        vec m = vec_load_n(w->m + r + x, rows - x), m_new = vec_max(m, vec_load_n(m_block + x, rows - x));
+        vec m = vec_load_n(w->m + g->r + x, rows - x), m_new = vec_max(m, vec_load_n(m_block + x, rows - x));
         vec used = vec_select((veci)(m_new == vec_set1(-INFINITY)), (vec){0}, m_new);
-        vec_store(w->m_used + x, used);
+        vec_store_n(m_used + x, rows - x, used);
         vec_store(w->rescale + x, vec_exp(m - used));
-        vec_store_n(w->m + r + x, rows - x, m_new);
+        vec_store_n(w->m + g->r + x, rows - x, m_new);
     }
-    real *o = w->o + r * c->o_row;
     for (int64_t x = 0; x < rows; x++) {
-        real *l = w->l + (r + x) * VEC_LEN, rescale = w->rescale[x];
-        vec sum = row_exp(c, w->s + x * c->s_row, n, scale, w->m_used[x]);
-        vec_store(l, vec_fma(vec_load(l), vec_set1(rescale), sum));
-        if (c->pairs && rescale != 1)
-            for (int64_t d = 0; d < c->o_row; d += VEC_LEN)
-                vec_store(o + x * c->o_row + d, vec_load(o + x * c->o_row + d) * vec_set1(rescale));
+        real *l = w->l + (g->r + x) * VEC_LEN;
+        vec sum = row_exp(c, w->s + x * c->s_row, n, scale, m_used[x]);
+        vec_store(l, vec_fma(vec_load(l), vec_set1(w->rescale[x]), sum));
+    }
+}
+
+// o = rescale o + p v
+static void fwd_values(const fwd_context *c, const fwd_scratch *w, const fwd_block *block, const fwd_group *g)
+{
+    real *o = w->o + g->r * c->o_row;
+    if (c->pairs) { // whose products do not rescale
+        for (int64_t x = 0; x < g->rows; x++)
+            for (int64_t d = 0; d < c->o_row && w->rescale[x] != 1; d += VEC_LEN)
+                vec_store(o + x * c->o_row + d, vec_load(o + x * c->o_row + d) * vec_set1(w->rescale[x]));
     }
     multiply(c,
              (tile_product){.a = w->s,
@@ -430,11 +447,28 @@ static void fwd_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block
                             .b_depth = key_depth(c, block->keys),
                             .c = o,
                             .c_row = c->o_row,
-                            .rescale = c->pairs ? NULL : w->rescale, // pairs: done above
-                            .depth = key_depth(c, seen_keys),
+                            .rescale = c->pairs ? NULL : w->rescale,
+                            .depth = key_depth(c, g->seen_keys),
                             .mode = TILE_ADD},
-             rows, p->dim_v);
-    if (!block->v_finite) add_not_finite(c, w, block, o, rows);
+             g->rows, c->p->dim_v);
+    if (!block->v_finite) add_not_finite(c, w, block, o, g->rows);
+}
+
+// The tile's rows against one block, a few at a time.
+static void fwd_block_rows(const fwd_context *c, const fwd_scratch *w, const fwd_block *block, int64_t rows)
+{
+    for (int64_t r = 0; r < rows; r += c->block_rows) {
+        fwd_group g = {.r = r, .rows = min_i64(c->block_rows, rows - r)};
+        g.i_first = row_of(c, block->h_kv, block->r0 + r).i;
+        g.i_last = row_of(c, block->h_kv, block->r0 + r + g.rows - 1).i;
+        key_range seen = keys_seen(c, g.i_first, g.i_last, block->all_keys);
+        g.seen_keys = min_i64(seen.last - block->first, block->keys);
+        if (g.seen_keys <= 0 || seen.first >= block->first + block->keys || seen.first >= seen.last) continue;
+        g.n = round_up(g.seen_keys, c->pairs ? PAIRS_UNIT : VEC_LEN);
+        fwd_scores(c, w, &g);
+        fwd_softmax(c, w, block, &g);
+        fwd_values(c, w, block, &g);
+    }
 }
 
 // Natural logarithm of a finite x >= 1: 2^e (1 + t) with 1 + t between sqrt(1/2) and sqrt(2), then the series of
@@ -483,16 +517,21 @@ static void fwd_tile(const fwd_context *c, const fwd_scratch *w, int64_t tile)
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY;
 
     const int64_t element = (int64_t)element_size(p->dtype);
-    for (int64_t j = seen.first / BLOCK_KV * BLOCK_KV; j < seen.last; j += BLOCK_KV) {
+    for (int64_t j = seen.first / c->block_kv * c->block_kv; j < seen.last; j += c->block_kv) {
         int64_t k_offset = b * p->stride_k[0] + h_kv * p->stride_k[1] + j * p->stride_k[2];
         int64_t v_offset = b * p->stride_v[0] + h_kv * p->stride_v[1] + j * p->stride_v[2];
         tile_source k = {(const char *)p->k + k_offset * element, p->dtype, p->stride_k[2], p->stride_k[3]};
         tile_source v = {(const char *)p->v + v_offset * element, p->dtype, p->stride_v[2], p->stride_v[3]};
-        fwd_block block = {.first = j, .keys = min_i64(BLOCK_KV, seen.last - j), .v = v};
+        fwd_block block = {.b = b,
+                           .h_kv = h_kv,
+                           .r0 = r0,
+                           .all_keys = keys,
+                           .first = j,
+                           .keys = min_i64(c->block_kv, seen.last - j),
+                           .v = v};
         pack_k(c, w, &k, block.keys);
         block.v_finite = pack_v(c, w, &v, block.keys);
-        for (int64_t r = 0; r < rows; r += c->block_rows)
-            fwd_rows(c, w, &block, b, h_kv, r0, r, min_i64(c->block_rows, rows - r), keys);
+        fwd_block_rows(c, w, &block, rows);
     }
     store_rows(c, w, b, h_kv, r0, rows);
 }
@@ -535,11 +574,13 @@ fa4_status FWD(const fa4_fwd_params *p, const fa4_executor *executor)
 #ifdef VEC_BF16
     c.pairs = p->dtype == FA4_BF16;
 #endif
+    c.block_kv = c.pairs ? BLOCK_KV_PAIRS : BLOCK_KV;
     c.block_rows = c.pairs ? BLOCK_ROWS_PAIRS : BLOCK_ROWS;
     c.dim_depth = c.pairs ? round_up(p->dim, PAIRS_UNIT) / 2 : p->dim;
     c.q_row = round_up(c.dim_depth, VEC_LEN);
     c.o_row = round_up(p->dim_v, VEC_LEN);
-    c.s_row = round_up(min_i64(BLOCK_KV, max_i64(p->len_kv, 1)), c.pairs ? PAIRS_UNIT : VEC_LEN);
+    // One vector more than the scores: rows a power of two apart would meet in the same cache sets.
+    c.s_row = round_up(min_i64(c.block_kv, max_i64(p->len_kv, 1)), c.pairs ? PAIRS_UNIT : VEC_LEN) + VEC_LEN;
 
     int64_t heads = p->batch * p->heads_kv, threads = executor ? executor->threads : 1;
     if ((double)(c.rows * heads) * (double)p->len_kv * (double)(p->dim + p->dim_v) < SERIAL_WORK) threads = 1;
