@@ -89,7 +89,7 @@ static uint32_t swizzled(const matrix_descriptor *d, uint32_t address)
 typedef struct chunk_table {
     struct chunk_table *next;
     matrix_layout layout; // start: low 10 bits
-    int chunks, nruns;
+    int chunks, distinct, nruns;
     uint16_t position[MAX_CHUNKS];
     shared_run runs[MAX_CHUNKS]; // offsets from the start without its low 10 bits
 } chunk_table;
@@ -127,7 +127,8 @@ static void table_fill(chunk_table *t, const matrix_layout *l)
     qsort(sorted, (size_t)t->chunks, sizeof *sorted, compare_offsets);
     int distinct = 0;
     for (int i = 0; i < t->chunks; i++)
-        if (i == 0 || sorted[i] != sorted[i - 1]) sorted[distinct++] = sorted[i];
+        if (i == 0 || sorted[i] != sorted[distinct - 1]) sorted[distinct++] = sorted[i];
+    t->distinct = distinct;
     t->nruns = 0;
     for (int i = 0; i < distinct; i++) {
         if (i > 0 && sorted[i] == sorted[i - 1] + CHUNK)
@@ -375,18 +376,15 @@ static bool element_poisoned(type t, const uint8_t *chunk, int element, int per_
     return seen;
 }
 
-bool matrix_gather(agent *a, cta *c, const matrix_layout *l, type t, matrix_values *to)
+// What was read, as floats in the wanted order.
+static void convert_chunks(const chunk_table *table, const matrix_layout *l, type t, const unsigned char *data,
+                           const uint8_t *poison, matrix_values *to)
 {
-    unsigned char data[MAX_CHUNKS * CHUNK];
-    uint8_t poison[MAX_CHUNKS * CHUNK];
     float linear[MAX_ELEMENTS];
-    chunk_table own;
-    const chunk_table *table = read_chunks(a, c, l, data, poison, &own);
-    if (!table) return false;
     int per_chunk = CHUNK / l->element_bytes, rows = table_rows(l), depth = table_depth(l);
-    decode_chunks(t, data, table->chunks, linear);
+    decode_chunks(t, data, table->distinct, linear);
     if (to->negate)
-        for (int i = 0; i < table->chunks * per_chunk; i++) linear[i] = -linear[i];
+        for (int i = 0; i < table->distinct * per_chunk; i++) linear[i] = -linear[i];
 
     // Strides in values of a step inside a chunk, along chunk rows and along chunk depth.
     int row = to->by_depth ? 1 : to->stride, k = to->by_depth ? to->stride : 1;
@@ -403,7 +401,7 @@ bool matrix_gather(agent *a, cta *c, const matrix_layout *l, type t, matrix_valu
         }
 
     memset(to->row_poison, 0, (size_t)l->rows);
-    to->any = any_set(poison, (size_t)table->chunks * CHUNK);
+    to->any = any_set(poison, (size_t)table->distinct * CHUNK);
     if (to->any) {
         to->any = false;
         for (int r = 0; r < rows; r++)
@@ -412,6 +410,82 @@ bool matrix_gather(agent *a, cta *c, const matrix_layout *l, type t, matrix_valu
                     if (element_poisoned(t, poison + table->position[r * depth + j] * CHUNK, e, per_chunk))
                         to->row_poison[l->mn_major ? r * per_chunk + e : r] = to->any = true;
     }
+}
+
+bool matrix_gather(agent *a, cta *c, const matrix_layout *l, type t, matrix_values *to)
+{
+    unsigned char data[MAX_CHUNKS * CHUNK];
+    uint8_t poison[MAX_CHUNKS * CHUNK];
+    chunk_table own;
+    const chunk_table *table = read_chunks(a, c, l, data, poison, &own);
+    if (table) convert_chunks(table, l, t, data, poison, to);
+    return table != NULL;
+}
+
+enum { KEPT_OPERANDS = 32 };
+struct matrix_cache {
+    struct {
+        matrix_layout layout;
+        type t;
+        bool negate, any;
+        size_t bytes, room; // of data and poison; elements there is room for
+        unsigned char *data;
+        uint8_t *poison, row_poison[MAX_ROWS];
+        float *values;
+    } slot[KEPT_OPERANDS];
+};
+
+matrix_cache *matrix_cache_new(void)
+{
+    return calloc(1, sizeof(matrix_cache));
+}
+
+void matrix_cache_free(matrix_cache *k)
+{
+    for (int i = 0; k && i < KEPT_OPERANDS; i++) {
+        free(k->slot[i].data);
+        free(k->slot[i].poison);
+        free(k->slot[i].values);
+    }
+    free(k);
+}
+
+bool matrix_gather_kept(agent *a, cta *c, const matrix_layout *l, type t, matrix_cache *k, matrix_values *to)
+{
+    unsigned char data[MAX_CHUNKS * CHUNK];
+    uint8_t poison[MAX_CHUNKS * CHUNK];
+    chunk_table own;
+    const chunk_table *table = read_chunks(a, c, l, data, poison, &own);
+    if (!table) return false;
+    size_t bytes = (size_t)table->distinct * CHUNK, elements = (size_t)(l->rows * l->depth_bytes / l->element_bytes);
+    uint32_t start = l->descriptor.start;
+    int i = (int)((start >> 5 ^ start >> 10 ^ start >> 15) % KEPT_OPERANDS);
+    bool same = same_layout(&k->slot[i].layout, l) && k->slot[i].t == t && k->slot[i].negate == to->negate &&
+                k->slot[i].bytes == bytes && !memcmp(k->slot[i].data, data, bytes) &&
+                !memcmp(k->slot[i].poison, poison, bytes);
+    if (!same && k->slot[i].room < elements) {
+        free(k->slot[i].data);
+        free(k->slot[i].poison);
+        free(k->slot[i].values);
+        k->slot[i].data = malloc(4 * elements);
+        k->slot[i].poison = malloc(4 * elements);
+        k->slot[i].values = malloc(elements * sizeof(float));
+        k->slot[i].room = elements;
+    }
+    to->values = k->slot[i].values;
+    to->row_poison = k->slot[i].row_poison;
+    if (same) {
+        to->any = k->slot[i].any;
+        return true;
+    }
+    convert_chunks(table, l, t, data, poison, to);
+    memcpy(k->slot[i].data, data, bytes);
+    memcpy(k->slot[i].poison, poison, bytes);
+    k->slot[i].layout = *l;
+    k->slot[i].t = t;
+    k->slot[i].negate = to->negate;
+    k->slot[i].any = to->any;
+    k->slot[i].bytes = bytes;
     return true;
 }
 

@@ -42,6 +42,13 @@ typedef struct {
     bool any;
 } matrix_values;
 bool matrix_gather(agent *a, cta *c, const matrix_layout *l, type t, matrix_values *to);
+// The same for operands that are read again and again (the four warps of a warpgroup each read B): every time with all
+// checks, but converted only when bytes have changed. Sets values and row_poison; by_depth and stride are always the
+// same for one cache and layout.
+typedef struct matrix_cache matrix_cache;
+matrix_cache *matrix_cache_new(void);
+void matrix_cache_free(matrix_cache *k);
+bool matrix_gather_kept(agent *a, cta *c, const matrix_layout *l, type t, matrix_cache *k, matrix_values *to);
 // The bytes themselves, [row][depth_bytes] (K-major only), for tcgen05.cp. poison: a byte a byte.
 bool matrix_copy(agent *a, cta *c, const matrix_layout *l, unsigned char *to, uint8_t *poison);
 // One row of packed register or TMEM words (16-bit formats two a word, 8-bit four, tf32 one) to floats; true when

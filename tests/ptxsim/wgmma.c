@@ -31,10 +31,15 @@ static int fragment_k(int lane, int step, int element_bytes)
 }
 
 typedef struct {
-    float a[ROWS * MAX_K], b[MAX_K * MAX_N], d[ROWS * MAX_N]; // a[m][k], b[k][n], d[m][n]
-    uint8_t a_poison[ROWS], b_poison[MAX_N], d_poison[ROWS * MAX_N];
-    bool a_any, b_any, d_any;
+    float a[ROWS * MAX_K], d[ROWS * MAX_N]; // a[m][k], d[m][n]
+    uint8_t a_poison[ROWS], d_poison[ROWS * MAX_N];
+    bool a_any;
 } tile;
+typedef struct {
+    const float *values; // [k][n]
+    const uint8_t *poison;
+    bool any;
+} b_operand;
 
 static uint32_t register_value(const warp *w, const operand *o, int lane, uint8_t *poison)
 {
@@ -60,32 +65,31 @@ static void read_a(warp *w, const operand *v, type t, int k, bool negate, tile *
     for (int i = 0; i < ROWS; i++) x->a_any |= x->a_poison[i];
 }
 
-static void read_b(warp *w, const operand *v, type t, int n, tile *x)
+static bool read_b(warp *w, const operand *v, type t, int n, float *b, uint8_t *b_poison)
 {
     int bytes = format_bytes(t), per_word = 4 / bytes, count = v->kind == OP_VECTOR ? v->count : 1;
-    memset(x->b_poison, 0, sizeof x->b_poison);
+    memset(b_poison, 0, (size_t)n);
     for (int j = 0; j < count; j++)
         for (int lane = 0; lane < LANES; lane++) {
             float values[4];
             uint8_t poison = 0;
             uint32_t word = register_value(w, v->kind == OP_VECTOR ? &v->items[j] : v, lane, &poison);
-            x->b_poison[lane / 4] |= format_unpack(t, &word, &poison, per_word, false, values);
-            for (int e = 0; e < per_word; e++) x->b[(fragment_k(lane, j, bytes) + e) * n + lane / 4] = values[e];
+            b_poison[lane / 4] |= format_unpack(t, &word, &poison, per_word, false, values);
+            for (int e = 0; e < per_word; e++) b[(fragment_k(lane, j, bytes) + e) * n + lane / 4] = values[e];
         }
-    x->b_any = false;
-    for (int i = 0; i < n; i++) x->b_any |= x->b_poison[i];
+    bool any = false;
+    for (int i = 0; i < n; i++) any |= b_poison[i];
+    return any;
 }
 
 // Accumulators: f32 register i has row lane / 4 + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 * (lane % 4) + i % 2; f16
 // register i has row lane / 4 + 8 * (i % 2), columns 8 * (i / 2) + 2 * (lane % 4) and the next.
 static void read_d(warp *w, const operand *v, bool half, int n, tile *x)
 {
-    uint8_t seen = 0;
     for (int i = 0; i < v->count; i++)
         for (int lane = 0; lane < LANES; lane++) {
             uint8_t poison = 0;
             uint32_t value = register_value(w, &v->items[i], lane, &poison);
-            seen |= poison;
             if (half) {
                 int at = (lane / 4 + 8 * (i & 1)) * n + 8 * (i >> 1) + 2 * (lane % 4);
                 for (int e = 0; e < 2; e++) {
@@ -98,7 +102,6 @@ static void read_d(warp *w, const operand *v, bool half, int n, tile *x)
                 x->d_poison[at] = poison;
             }
         }
-    x->d_any = seen;
 }
 
 static void write_d(warp *w, const operand *v, bool half, int n, const tile *x)
@@ -129,20 +132,21 @@ static void write_d(warp *w, const operand *v, bool half, int n, const tile *x)
     }
 }
 
-static void multiply(tile *x, int n, int k)
+// half: the sum is rounded to f16.
+static void multiply(tile *x, const b_operand *b, int n, int k, bool half)
 {
-    matrix_multiply_add(ROWS, n, k, x->a, k, x->b, n, x->d, n);
-    if (!x->a_any && !x->b_any) return;
+    matrix_multiply_add(ROWS, n, k, x->a, k, b->values, n, x->d, n);
+    for (int i = 0; half && i < ROWS * n; i++) x->d[i] = format_to_float(T_F16, float_to_format(T_F16, x->d[i], false));
+    if (!x->a_any && !b->any) return;
     for (int m = 0; m < ROWS; m++)
         for (int j = 0; j < n; j++)
-            if (x->a_poison[m] || (x->b_any && x->b_poison[j])) x->d_poison[m * n + j] = 0xf;
+            if (x->a_poison[m] || b->poison[j]) x->d_poison[m * n + j] = 0xf;
 }
 
 static void clear_d(tile *x, int n)
 {
     memset(x->d, 0, (size_t)(ROWS * n) * sizeof *x->d);
     memset(x->d_poison, 0, (size_t)(ROWS * n));
-    x->d_any = false;
 }
 
 // ---------------------------------------------------------------------------------------------------- mma.sync
@@ -157,11 +161,13 @@ static outcome exec_mma(warp *w, const inst *in, uint32_t mask)
         return FAILED;
     }
     tile x;
+    float b[MAX_K * 8];
+    uint8_t b_poison[8];
     int n = in->p[P_N], k = in->p[P_K];
     read_a(w, &in->ops[1], (type)in->p[P_A_TYPE], k, false, &x);
-    read_b(w, &in->ops[2], (type)in->p[P_B_TYPE], n, &x);
+    bool b_any = read_b(w, &in->ops[2], (type)in->p[P_B_TYPE], n, b, b_poison);
     read_d(w, &in->ops[3], in->p[P_HALF], n, &x);
-    multiply(&x, n, k);
+    multiply(&x, &(b_operand){b, b_poison, b_any}, n, k, in->p[P_HALF]);
     write_d(w, &in->ops[0], in->p[P_HALF], n, &x);
     return RAN;
 }
@@ -174,10 +180,19 @@ typedef struct {
     uint32_t touched;       // state->fences when another instruction last used it
 } register_use;
 
+// Accumulators of pending wgmmas: nobody may look at their registers before the wait, which writes them.
+typedef struct accumulator {
+    struct accumulator *next;
+    int reg; // the first
+    tile tile;
+} accumulator;
+
 struct wgmma_state {
     register_use *registers;
-    uint32_t fences; // 1 + wgmma.fence instructions so far
-    operation *last; // they run in issue order
+    accumulator *accumulators;
+    matrix_cache *operands; // of the warpgroup: in its first warp
+    uint32_t fences;        // 1 + wgmma.fence instructions so far
+    operation *last;        // they run in issue order
     // Operations by issue; [0, committed) belong to groups, group_end[i] is where group i ends.
     operation **ops;
     uint32_t *numbers; // in the stream
@@ -209,7 +224,11 @@ void wgmma_warp_end(warp *w)
     struct wgmma_state *s = w->wgmma;
     if (!s) return;
     for (int i = 0; i < s->count; i++) operation_release(s->ops[i]);
-    if (s->last) operation_release(s->last);
+    for (accumulator *a = s->accumulators, *next; a; a = next) {
+        next = a->next;
+        free(a);
+    }
+    matrix_cache_free(s->operands);
     free(s->ops);
     free(s->numbers);
     free(s->group_end);
@@ -268,6 +287,13 @@ typedef struct {
     matrix_layout a, b;
 } product;
 
+static accumulator **find_accumulator(struct wgmma_state *s, int reg)
+{
+    accumulator **a = &s->accumulators;
+    while (*a && (*a)->reg != reg) a = &(*a)->next;
+    return a;
+}
+
 static bool run_wgmma(cluster *c, operation *op)
 {
     (void)c;
@@ -276,29 +302,30 @@ static bool run_wgmma(cluster *c, operation *op)
     warp *w = op->w;
     int n = in->p[P_N], k = in->p[P_K];
     type a_type = (type)in->p[P_A_TYPE], b_type = (type)in->p[P_B_TYPE];
-    tile *x = malloc(sizeof *x);
-    bool fine = true;
+    struct wgmma_state *group = w->cta->warp[w->index / WARPGROUP * WARPGROUP].wgmma;
+    if (!group->operands) group->operands = matrix_cache_new();
+
+    accumulator **at = find_accumulator(w->wgmma, in->ops[0].items[0].reg);
+    if (!*at) {
+        *at = malloc(sizeof **at);
+        (*at)->next = NULL;
+        (*at)->reg = in->ops[0].items[0].reg;
+        if (p->accumulate) read_d(w, &in->ops[0], in->p[P_HALF], n, &(*at)->tile);
+    }
+    tile *x = &(*at)->tile;
+    if (!p->accumulate) clear_d(x, n);
     if (p->a_registers) {
         read_a(w, &in->ops[1], a_type, k, p->negate_a, x);
     } else {
         matrix_layout own = matrix_rows(&p->a, w->index % WARPGROUP * ROWS, ROWS);
         matrix_values to = {x->a, k, false, p->negate_a, x->a_poison, false};
-        fine = matrix_gather(op->agent, w->cta, &own, a_type, &to);
+        if (!matrix_gather(op->agent, w->cta, &own, a_type, &to)) return false;
         x->a_any = to.any;
     }
-    matrix_values to = {x->b, n, true, p->negate_b, x->b_poison, false};
-    fine = fine && matrix_gather(op->agent, w->cta, &p->b, b_type, &to);
-    x->b_any = to.any;
-    if (fine) {
-        if (p->accumulate)
-            read_d(w, &in->ops[0], in->p[P_HALF], n, x);
-        else
-            clear_d(x, n);
-        multiply(x, n, k);
-        write_d(w, &in->ops[0], in->p[P_HALF], n, x);
-    }
-    free(x);
-    return fine;
+    matrix_values b = {.stride = n, .by_depth = true, .negate = p->negate_b};
+    if (!matrix_gather_kept(op->agent, w->cta, &p->b, b_type, group->operands, &b)) return false;
+    multiply(x, &(b_operand){b.values, b.row_poison, b.any}, n, k, in->p[P_HALF]);
+    return true;
 }
 
 static void payload_free(operation *op)
@@ -496,6 +523,14 @@ static outcome exec_wait(warp *w, const inst *in, uint32_t mask)
         const inst *done = s->ops[i]->in;
         int regs[MAX_N + 4], count = vector_registers(&done->ops[0], regs);
         registers_use(w, &done->ops[0], true, 0, -1);
+        if (!s->registers[regs[0]].accumulator) {
+            accumulator **at = find_accumulator(s, regs[0]), *last = *at;
+            if (last) { // else a finding kept the operations from running
+                write_d(w, &done->ops[0], done->p[P_HALF], done->p[P_N], &last->tile);
+                *at = last->next;
+                free(last);
+            }
+        }
         if (done->ops[1].kind == OP_VECTOR) {
             count += vector_registers(&done->ops[1], regs + count);
             registers_use(w, &done->ops[1], false, 0, -1);
