@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 from ptxsim_kernels.compile_triton import Descriptor, run
-from test_ptxsim_triton import BF16, E4M3, F16, F32, check_known_findings, integers, practices, unwritten
+from test_ptxsim_triton import BF16, E4M3, F16, F32, integers, practices, unwritten
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
@@ -190,7 +190,7 @@ def test_tensor_memory_shapes_and_sub_views(variant, m):
     expected = a.clone()
     expected[:, 32:] += 1
     assert torch.equal(c, expected)
-    assert practices(report) == "P1 P2"
+    assert practices(report) == "P2"
 
 
 @gluon.jit
@@ -298,9 +298,7 @@ def test_warp_specialised_pipeline(schedule):
         "c": c,
         "steps": 7,
     }
-    report = run(specialised_product, 1, values, {"STAGES": 3}, 100, schedule=schedule, seed=4, check=False)
-    # All threads of the warpgroup write the same word: which warps do what, for the others to read.
-    check_known_findings(report, "race", "st.shared.b32", "st.shared.b32")
+    report = run(specialised_product, 1, values, {"STAGES": 3}, 100, schedule=schedule, seed=4)
     assert np.array_equal(c.numpy(), in_float(a) @ in_float(b))
     assert practices(report) == "P1 P2 P4 P5"
 
