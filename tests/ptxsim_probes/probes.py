@@ -247,10 +247,10 @@ for dtype, kinds in {
 
 
 def floats(count, dtype, seed):
-    """Whole numbers and halves: their sums are exact."""
-    x = np.random.default_rng(seed).integers(-64, 65, count).astype(np.float32) / 2
+    """count words of whole numbers and halves: their sums are exact."""
+    x = np.random.default_rng(seed).integers(-64, 65, 2 * count).astype(np.float32) / 2
     if dtype == "f32":
-        return x.view(np.uint32)
+        return x[:count].view(np.uint32)
     if dtype == "f16":
         return x.astype(np.float16).view(np.uint32)
     return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint32)

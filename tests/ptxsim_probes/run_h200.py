@@ -1,22 +1,29 @@
 """Runs the probes on the GPU of this machine and stores what it answers: python tests/ptxsim_probes/run_h200.py OUT.npz
 
-Needs nothing but numpy and the driver (libcuda, by ctypes). A probe that faults or hangs ends the process it runs in;
-another one goes on with the next, and the probe is reported and left out.
+Needs nothing but numpy and the driver (libcuda, by ctypes); ptxas assembles the probes where there is one, otherwise
+the driver does. A probe that faults or hangs ends the process it runs in; another one goes on with the next, and the
+probe is reported and left out.
 """
 
+import concurrent.futures
 import ctypes
 import datetime
 import json
 import multiprocessing
+import os
 import pathlib
+import queue
+import shutil
+import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from ptxsim_probes.probes import PROBES, Map
 
-SECONDS_FOR_ONE = 20
+SECONDS_TO_START, SECONDS_FOR_ONE, FAILURES_AT_MOST = 60, 8, 12
 MAP_TYPES = ["u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16"]  # CUtensorMapDataType
 
 
@@ -97,9 +104,9 @@ class Cuda:
         )
         return (ctypes.c_ubyte * 128).from_buffer_copy(bytes(out)[start : start + 128])
 
-    def run(self, p):
+    def run(self, p, code):
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuModuleLoadData", ctypes.byref(module), p.text.encode())
+        self.call("cuModuleLoadData", ctypes.byref(module), code)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, b"k")
         self.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, p.smem)
         arrays = [self.upload(a) if isinstance(a, np.ndarray) else None for a in p.args]
@@ -135,42 +142,62 @@ class Cuda:
         return results
 
 
-def work(names, queue):
+def assembled(text):
+    """The text's machine code, or without ptxas the text."""
+    if shutil.which("ptxas") is None:
+        return text.encode()
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = pathlib.Path(folder, "k.ptx"), pathlib.Path(folder, "k.cubin")
+        source.write_text(text)
+        subprocess.run(["ptxas", "-arch=sm_90a", "-o", target, source], check=True, stderr=subprocess.DEVNULL)
+        return target.read_bytes()
+
+
+def work(names, code, answers):
     """Child process: a result for each name, or the error that ends it."""
     try:
         cuda = Cuda()
-        queue.put(("about", cuda.describe()))
+        answers.put(("about", cuda.describe()))
         for name in names:
-            queue.put((name, cuda.run(PROBES[name])))
+            answers.put((name, cuda.run(PROBES[name], code[PROBES[name].text])))
     except RuntimeError as error:
-        queue.put((None, str(error)))
+        answers.put((None, str(error)))
+
+
+def run_some(names, code, results, failed):
+    """Runs probes in a process of their own until one fails; returns what the driver says of the chip."""
+    spawn = multiprocessing.get_context("spawn")
+    answers, about = spawn.Queue(), {}
+    child = spawn.Process(target=work, args=(names, code, answers))
+    child.start()
+    while names:
+        try:
+            name, value = answers.get(timeout=SECONDS_FOR_ONE if about else SECONDS_TO_START)
+        except queue.Empty:
+            name, value = None, "no answer in time"
+        if name == "about":
+            about = value
+        elif name is None:
+            failed[names.pop(0)] = value
+            break
+        else:
+            results |= value
+            names.remove(name)
+    child.kill()
+    child.join()
+    return about
 
 
 def main():
     target = pathlib.Path(sys.argv[1])
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        texts = list({p.text for p in PROBES.values()})
+        code = dict(zip(texts, pool.map(assembled, texts), strict=True))
     names, results, failed, about = list(PROBES), {}, {}, {}
-    spawn = multiprocessing.get_context("spawn")
-    while names:
-        queue = spawn.Queue()
-        child = spawn.Process(target=work, args=(names, queue))
-        child.start()
-        while names:
-            try:
-                name, value = queue.get(timeout=SECONDS_FOR_ONE)
-            except Exception:
-                name, value = None, "no answer in time"
-            if name == "about":
-                about = value
-            elif name is None:
-                failed[names.pop(0)] = value
-                break
-            else:
-                results |= value
-                names.remove(name)
-        child.kill()
-        child.join()
-        if len(failed) > 40 or not about:
-            break
+    while names and len(failed) < FAILURES_AT_MOST:
+        about = run_some(names, code, results, failed)
+        if not about:
+            raise SystemExit(f"the driver does not start: {failed}")
     np.savez_compressed(target, about=np.array(json.dumps(about)), **results)
     print(json.dumps(about), len(results), "arrays,", target.stat().st_size, "bytes")
     for name, why in failed.items():
