@@ -69,12 +69,13 @@ class Cuda:
         name, version = ctypes.create_string_buffer(100), ctypes.c_int()
         self.call("cuDeviceGetName", name, 100, self.device)
         self.call("cuDriverGetVersion", ctypes.byref(version))
-        driver = pathlib.Path("/proc/driver/nvidia/version")
+        smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(smi, check=False, capture_output=True, text=True).stdout if shutil.which(smi[0]) else ""
         return {
             "date": datetime.date.today().isoformat(),
             "chip": name.value.decode(),
             "cuda_driver_api": version.value,
-            "driver": driver.read_text().splitlines()[0] if driver.exists() else "",
+            "driver": driver.split("\n")[0],
         }
 
     def upload(self, array):
@@ -160,7 +161,7 @@ def work(names, code, answers):
         answers.put(("about", cuda.describe()))
         for name in names:
             answers.put((name, cuda.run(PROBES[name], code[PROBES[name].text])))
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         answers.put((None, str(error)))
 
 
