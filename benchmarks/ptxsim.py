@@ -105,7 +105,7 @@ def attention(products, with_softmax, tiles):
     ld.shared.b32 tmem, [smem+{TMEM_WORD}];
     {descriptor("a", Q, BLOCK * 16, 128)}
     {descriptor("b", K, BLOCK * 16, 128)}
-    {descriptor("e", V, 128, 1024)}
+    {descriptor("e", V, D * 16, 128)}
     {{ .reg .b32 t; shl.b32 t, warp, 21; add.u32 x, tmem, t; }}
     {zero} tcgen05.wait::st.sync.aligned;
     {before} bar.sync 0; {after}
