@@ -197,11 +197,27 @@ FA4_DEVICE float lg2_approx_ftz(float x)
     return y;
 }
 
+// PTX ISA, "rcp": within 1 ulp.
+FA4_DEVICE float rcp_approx_ftz(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // PTX ISA, "max": NaN when one of them is.
 FA4_DEVICE float max_nan(float a, float b)
 {
     float y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+
+// PTX ISA, "min": the number when one of them is NaN.
+FA4_DEVICE float min_number(float a, float b)
+{
+    float y;
+    asm("min.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
 

@@ -6,7 +6,7 @@
 #include "../cuda/tiles.h"
 
 typedef struct {
-    int full_only, dim, dim_v, block_kv, warpgroups, stages, stages_q, turns; // as shapes.def says
+    int full_only, dim, dim_v, block_kv, warpgroups, stages, stages_q, turns, exp_fma; // as shapes.def says
 } fa4_sm90_shape;
 
 enum { FA4_SM90_ROWS = 64 }; // queries of a warpgroup

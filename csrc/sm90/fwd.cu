@@ -36,6 +36,7 @@ enum {
     WARPGROUPS = SHAPE.warpgroups,
     STAGES = SHAPE.stages,
     STAGES_Q = SHAPE.stages_q,
+    OVERLAP_TILES = STAGES_Q > 1, // the end of a tile runs beside the start of the next one
     THREADS = 128 * (WARPGROUPS + 1),
     WARPS_OF_WARPGROUP = 4,
     // Shared memory holds a tile as slabs of columns, one row of a slab 128 (or 64) bytes, swizzled: what a tensor copy
@@ -46,20 +47,22 @@ enum {
     ROW_V = 2 * COLUMNS_V,
 };
 static_assert(D % COLUMNS == 0 && DV % COLUMNS_V == 0 && DV <= D, "O takes the place of Q");
+static_assert(!OVERLAP_TILES || (D == DV && BLOCK_KV >= ROWS), "a product to no use reads V for Q and K");
 static_assert(BLOCK_KV % 16 == 0 && BLOCK_KV <= 256, "P V steps by 16 keys, a copy's box has at most 256 rows");
+
+// Barriers of a ring of N stages.
+template <int N> struct channel {
+    uint64_t full[N], empty[N];
+};
 
 struct smem {
     alignas(1024) uint16_t q[STAGES_Q][WARPGROUPS][ROWS * D]; // then O
     alignas(1024) uint16_t k[STAGES][BLOCK_KV * D];
     alignas(1024) uint16_t v[STAGES][BLOCK_KV * DV];
-    uint64_t q_full[STAGES_Q][WARPGROUPS];  // load -> warpgroup: 1 + bytes
-    uint64_t o_full[STAGES_Q][WARPGROUPS];  // warpgroup -> store: one a warp
-    uint64_t q_empty[STAGES_Q][WARPGROUPS]; // store -> load: 1
-    uint64_t k_full[STAGES];                // load -> warpgroups: 1 + bytes
-    uint64_t v_full[STAGES];
-    uint64_t k_empty[STAGES]; // warpgroups -> load: one a warp
-    uint64_t v_empty[STAGES];
-    uint64_t v_end; // copy -> load warp: bytes of a block whose end it must clear
+    channel<STAGES_Q> for_q[WARPGROUPS]; // full: load -> warpgroup, 1 + bytes; empty: store -> load, 1
+    channel<STAGES> for_k, for_v;        // full: load -> warpgroups, 1 + bytes; empty: warpgroups -> load, one a warp
+    uint64_t o_full[WARPGROUPS][STAGES_Q]; // warpgroup -> store: one a warp
+    uint64_t v_end;                        // copy -> load warp: bytes of a block whose end it must clear
 };
 static_assert(sizeof(smem) == FA4_SM90_SHARED_BYTES(SHAPE), "plan.c asks for this");
 static_assert(sizeof(smem) <= 227 * 1024, "one CTA may use 227 KiB");
@@ -71,38 +74,67 @@ enum { BARRIER_OWN = 1, BARRIER_TURN = BARRIER_OWN + WARPGROUPS };
 enum { REGISTERS_COMPUTE = WARPGROUPS == 3 ? 160 : 240, REGISTERS_COPY = WARPGROUPS == 3 ? 32 : 24 };
 static_assert(WARPGROUPS * REGISTERS_COMPUTE + REGISTERS_COPY <= 512, "65536 registers");
 
-// A place in a ring of stages and the parity of the phase that it waits for.
-template <int N> struct ring {
-    uint32_t stage = 0, parity = 0;
+// A place in a ring of N stages: the address of its tile of BYTES in shared memory, that of its "full" barrier (its "empty"
+// one is N further), and the parity of the phase to wait for. Addresses are carried along, not made of a stage's number: the
+// compiler would make them anew each time, and the base of shared memory takes it 25 cycles.
+template <int N, int BYTES> struct ring {
+    uint32_t tile, full, parity = 0, stage = 0;
+
+    __device__ __forceinline__ ring(const void *tiles, const channel<N> &barriers)
+        : tile(shared_address(tiles)), full(shared_address(barriers.full))
+    {
+    }
+    __device__ __forceinline__ uint32_t empty() const
+    {
+        return full + N * (uint32_t)sizeof(uint64_t);
+    }
     __device__ __forceinline__ void next()
     {
-        if (++stage == N) stage = 0, parity ^= 1;
+        const bool last = stage == N - 1;
+        tile += last ? -(N - 1) * BYTES : BYTES;
+        full += last ? -(N - 1) * (int)sizeof(uint64_t) : (int)sizeof(uint64_t);
+        parity ^= last;
+        stage = last ? 0 : stage + 1;
     }
 };
 
-// Blocks [begin, end) of keys that some query of the tile sees, of len_kv keys in this batch.
+enum { Q_BYTES = ROWS * D * 2, K_BYTES = BLOCK_KV * D * 2, V_BYTES = BLOCK_KV * DV * 2 };
+using q_ring = ring<STAGES_Q, WARPGROUPS * Q_BYTES>; // tiles of one warpgroup
+using k_ring = ring<STAGES, K_BYTES>;
+using v_ring = ring<STAGES, V_BYTES>;
+
+// Blocks [begin, end) of keys that some of a range of queries sees, of len_kv keys in this batch.
 struct blocks {
     int begin, end, len_kv;
 };
 
-FA4_DEVICE blocks blocks_of(const fa4_sm90_fwd_args &args, const fa4_tile &tile)
+FA4_DEVICE blocks blocks_of(const fa4_sm90_fwd_args &args, int batch, int first_row, int rows)
 {
-    const int first = tile.block * WARPGROUPS * ROWS, last = min(first + WARPGROUPS * ROWS, args.len_q) - 1;
-    const int len_kv = args.len_kv_of ? max(0, min(args.len_kv_of[tile.batch], args.len_kv)) : args.len_kv;
-    const int key_begin = max(0, first + args.lo), key_end = min(len_kv, last + args.hi + 1);
-    if (key_begin >= key_end) return {0, 0, len_kv};
+    const int len_kv = args.len_kv_of ? max(0, min(args.len_kv_of[batch], args.len_kv)) : args.len_kv;
+    const int last_row = min(first_row + rows, args.len_q) - 1;
+    const int key_begin = max(0, first_row + args.lo), key_end = min(len_kv, last_row + args.hi + 1);
+    if (first_row > last_row || key_begin >= key_end) return {0, 0, len_kv};
     return {key_begin / BLOCK_KV, (key_end + BLOCK_KV - 1) / BLOCK_KV, len_kv};
 }
 
-// Calls body(tile) for each tile of this CTA.
-template <typename F> FA4_DEVICE void for_each_tile(const fa4_sm90_fwd_args &args, F body)
-{
-    for (int round = 0;; round++) {
-        const int index = fa4_tile_index(round, blockIdx.x, gridDim.x);
-        if (round * (int)gridDim.x >= args.tiles.count) return;
-        if (index < args.tiles.count) body(fa4_tile_at(&args.tiles, index));
+// The tiles of this CTA, one after another, and the blocks of keys that each needs.
+struct tile_cursor {
+    int round = 0;
+    fa4_tile tile;
+    blocks n;
+
+    __device__ __forceinline__ bool next(const fa4_sm90_fwd_args &args)
+    {
+        while (round * (int)gridDim.x < args.tiles.count) {
+            const int index = fa4_tile_index(round++, blockIdx.x, gridDim.x);
+            if (index >= args.tiles.count) continue;
+            tile = fa4_tile_at(&args.tiles, index);
+            n = blocks_of(args, tile.batch, tile.block * WARPGROUPS * ROWS, WARPGROUPS * ROWS);
+            return true;
+        }
+        return false;
     }
-}
+};
 
 // ---- Copies
 
@@ -123,55 +155,55 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensor
                           const CUtensorMap *map_v)
 {
     const bool elected = elect_sync();
-    ring<STAGES_Q> at_q;
-    ring<STAGES> at_k, at_v;
+    q_ring at_q(s.q, s.for_q[0]);
+    k_ring at_k(s.k, s.for_k);
+    v_ring at_v(s.v, s.for_v);
     uint32_t end_parity = 0;
-    for_each_tile(args, [&](const fa4_tile &tile) {
-        const blocks n = blocks_of(args, tile);
+    for (tile_cursor at; at.next(args);) {
+        const fa4_tile &tile = at.tile;
+        const blocks &n = at.n;
         const int head_q = tile.head * args.step_head[0], batch_q = tile.batch * args.step_batch[0];
         const int head_k = tile.head_kv * args.step_head[1], batch_k = tile.batch * args.step_batch[1];
         const int head_v = tile.head_kv * args.step_head[2], batch_v = tile.batch * args.step_batch[2];
 
         auto load_k = [&](int block) {
-            const uint32_t full = shared_address(&s.k_full[at_k.stage]), dst = shared_address(s.k[at_k.stage]);
-            mbarrier_wait(shared_address(&s.k_empty[at_k.stage]), at_k.parity ^ 1);
+            mbarrier_wait(at_k.empty(), at_k.parity ^ 1);
             if (elected) {
-                mbarrier_arrive_expect_tx(full, BLOCK_KV * D * 2);
+                mbarrier_arrive_expect_tx(at_k.full, K_BYTES);
                 for (int slab = 0; slab < D / COLUMNS; slab++)
-                    cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_KV * ROW, map_k, slab * COLUMNS, block * BLOCK_KV,
-                                                 head_k, batch_k, full, FA4_EVICT_LAST);
+                    cp_async_bulk_tensor_4d_load(at_k.tile + slab * BLOCK_KV * ROW, map_k, slab * COLUMNS, block * BLOCK_KV,
+                                                 head_k, batch_k, at_k.full, FA4_EVICT_LAST);
             }
             at_k.next();
         };
         auto load_v = [&](int block) {
-            const uint32_t full = shared_address(&s.v_full[at_v.stage]), dst = shared_address(s.v[at_v.stage]);
             const uint32_t v_end = shared_address(&s.v_end);
             const int rows = n.len_kv - block * BLOCK_KV;
             // Past the tensor's end the copy writes zeros itself; a batch that ends earlier has something there.
             const bool clear = rows < BLOCK_KV && n.len_kv < args.len_kv;
-            const uint32_t mbar = clear ? v_end : full;
-            mbarrier_wait(shared_address(&s.v_empty[at_v.stage]), at_v.parity ^ 1);
+            const uint32_t mbar = clear ? v_end : at_v.full;
+            mbarrier_wait(at_v.empty(), at_v.parity ^ 1);
             if (elected) {
-                mbarrier_arrive_expect_tx(mbar, BLOCK_KV * DV * 2);
+                mbarrier_arrive_expect_tx(mbar, V_BYTES);
                 for (int slab = 0; slab < DV / COLUMNS_V; slab++)
-                    cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_KV * ROW_V, map_v, slab * COLUMNS_V,
+                    cp_async_bulk_tensor_4d_load(at_v.tile + slab * BLOCK_KV * ROW_V, map_v, slab * COLUMNS_V,
                                                  block * BLOCK_KV, head_v, batch_v, mbar, FA4_EVICT_LAST);
             }
             if (clear) {
                 mbarrier_wait(v_end, end_parity);
                 end_parity ^= 1;
-                clear_rows(dst, rows);
-                if (elected) mbarrier_arrive(full);
+                clear_rows(at_v.tile, rows);
+                if (elected) mbarrier_arrive(at_v.full);
             }
             at_v.next();
         };
 
         if (n.begin < n.end) load_k(n.end - 1);
         for (int w = 0; w < WARPGROUPS; w++) {
-            const uint32_t full = shared_address(&s.q_full[at_q.stage][w]), dst = shared_address(s.q[at_q.stage][w]);
-            mbarrier_wait(shared_address(&s.q_empty[at_q.stage][w]), at_q.parity ^ 1);
+            const uint32_t dst = at_q.tile + w * Q_BYTES, full = at_q.full + w * (uint32_t)sizeof s.for_q[0];
+            mbarrier_wait(at_q.empty() + w * (uint32_t)sizeof s.for_q[0], at_q.parity ^ 1);
             if (elected) {
-                mbarrier_arrive_expect_tx(full, ROWS * D * 2);
+                mbarrier_arrive_expect_tx(full, Q_BYTES);
                 for (int slab = 0; slab < D / COLUMNS; slab++)
                     cp_async_bulk_tensor_4d_load(dst + slab * ROWS * ROW, map_q, slab * COLUMNS,
                                                  (tile.block * WARPGROUPS + w) * ROWS, head_q, batch_q, full,
@@ -184,28 +216,28 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensor
             load_v(block + 1);
         }
         if (n.begin < n.end) load_v(n.begin);
-    });
+    }
 }
 
 FA4_DEVICE void store_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensorMap *map_o)
 {
     const bool elected = elect_sync();
-    ring<STAGES_Q> at;
-    for_each_tile(args, [&](const fa4_tile &tile) {
+    q_ring at_q(s.q, s.for_q[0]);
+    for (tile_cursor at; at.next(args);) {
         for (int w = 0; w < WARPGROUPS; w++) {
-            const uint32_t src = shared_address(s.q[at.stage][w]);
-            mbarrier_wait(shared_address(&s.o_full[at.stage][w]), at.parity);
+            const uint32_t src = at_q.tile + w * Q_BYTES;
+            mbarrier_wait(shared_address(&s.o_full[w][at_q.stage]), at_q.parity);
             if (elected) {
                 for (int slab = 0; slab < DV / COLUMNS_V; slab++)
-                    cp_async_bulk_tensor_4d_store(map_o, slab * COLUMNS_V, (tile.block * WARPGROUPS + w) * ROWS, tile.head,
-                                                  tile.batch, src + slab * ROWS * ROW_V);
+                    cp_async_bulk_tensor_4d_store(map_o, slab * COLUMNS_V, (at.tile.block * WARPGROUPS + w) * ROWS,
+                                                  at.tile.head, at.tile.batch, src + slab * ROWS * ROW_V);
                 cp_async_bulk_commit_group();
                 cp_async_bulk_wait_group_read_0();
-                mbarrier_arrive(shared_address(&s.q_empty[at.stage][w]));
+                mbarrier_arrive(at_q.empty() + w * (uint32_t)sizeof s.for_q[0]);
             }
         }
-        at.next();
-    });
+        at_q.next();
+    }
     cp_async_bulk_wait_group_0();
 }
 
@@ -220,7 +252,6 @@ FA4_DEVICE void start_scores(float (&s)[BLOCK_KV / 2], uint32_t q_smem, uint32_t
         const int slab = i / (COLUMNS / 16), inside = i % (COLUMNS / 16) * 32;
         wgmma_ss(s, q + (slab * ROWS * ROW + inside) / 16, k + (slab * BLOCK_KV * ROW + inside) / 16, i > 0);
     }
-    wgmma_commit_group();
 }
 
 // O (+)= P V of one block of keys.
@@ -229,14 +260,22 @@ FA4_DEVICE void start_output(float (&o)[DV / 2], const uint32_t (&p)[BLOCK_KV / 
     const uint64_t v = matrix_descriptor<ROW_V>(v_smem, BLOCK_KV * ROW_V);
 #pragma unroll
     for (int i = 0; i < BLOCK_KV / 16; i++) wgmma_rs(o, p + 4 * i, v + i * 16 * ROW_V / 16, i > 0 ? 1 : accumulate);
-    wgmma_commit_group();
 }
 
 // ---- Softmax. A thread has two rows, lane / 4 and 8 more, of which it holds elements [i] with i / 2 % 2 = 0 and 1.
 
-// Hides keys: of a row, those outside [begin, end), counted from the block's first. Also applies a prescale.
-FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV / 2], const fa4_sm90_fwd_args &args, const int (&begin)[2],
-                            const int (&end)[2])
+// Keys [begin, end) that a query sees.
+struct keys {
+    int begin, end;
+};
+
+FA4_DEVICE keys keys_of(const fa4_sm90_fwd_args &args, int i, int len_kv)
+{
+    return {max(0, i + args.lo), min(len_kv, i + args.hi + 1)};
+}
+
+// Hides the keys that queries i and i + 8 do not see, in a block that starts at key j. Also applies a prescale.
+FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV / 2], const fa4_sm90_fwd_args &args, int i, int j, int len_kv)
 {
     if (args.has_prescale) {
 #pragma unroll
@@ -244,22 +283,24 @@ FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV / 2], const fa4_sm90_fwd_args &a
     }
     const int column = threadIdx.x % 4 * 2; // of this thread's first element
 #pragma unroll
-    for (int r = 0; r < 2; r++)
+    for (int r = 0; r < 2; r++) {
+        const keys seen = keys_of(args, i + 8 * r, len_kv);
 #pragma unroll
         for (int part = 0; part < BLOCK_KV; part += 128) {
-            // Bit 2 k + c stands for key part + 8 k + column + c. Elements before key j: 2 for each whole 8, and up to 2.
-            auto bits_before = [&](int j) {
-                const int x = j - part - column;
+            // Bit 2 k + c stands for key j + part + 8 k + column + c. Elements before a key: 2 for each whole 8, and up to 2.
+            auto bits_before = [&](int key) {
+                const int x = key - j - part - column;
                 const int elements = 2 * (x >> 3) + min(x & 7, 2);
                 return x <= 0 ? 0u : elements >= 32 ? ~0u : (1u << elements) - 1;
             };
-            const uint32_t visible = bits_before(end[r]) & ~bits_before(begin[r]);
+            const uint32_t visible = bits_before(seen.end) & ~bits_before(seen.begin);
 #pragma unroll
             for (int e = 0; e < 32 && part / 2 + e / 2 * 4 < BLOCK_KV / 2; e++) {
-                const int i = part / 2 + e / 2 * 4 + 2 * r + e % 2;
-                s[i] = visible >> e & 1 ? s[i] : -INFINITY;
+                float &x = s[part / 2 + e / 2 * 4 + 2 * r + e % 2];
+                x = visible >> e & 1 ? x : -INFINITY;
             }
         }
+    }
 }
 
 FA4_DEVICE float quad_max(float x)
@@ -274,6 +315,23 @@ FA4_DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// 2^x on the FMA pipe: 2^floor(x) through the exponent's bits, times a cubic (relative error 9e-5, for weights that are
+// rounded to 16 bits anyway). Below 2^-127: 0. Of a NaN: anything.
+FA4_DEVICE float exp2_fma(float x)
+{
+    const float magic = 12582912; // 1.5 * 2^23: the sum's low bits are floor(x)
+    const float clamped = fmaxf(x, -127), shifted = __fadd_rd(clamped, magic), f = clamped - (shifted - magic);
+    const float cubic = fmaf(fmaf(fmaf(0.07706717f, f, 0.22764485f), f, 0.69511682f), f, 1);
+    return __int_as_float((__float_as_int(shifted) << 23) + __float_as_int(cubic));
+}
+
+// 2^x for the thread's element i: EXP_FMA out of 16 elements go to the FMA pipe, while the others keep the special
+// function unit busy. A row with a NaN is NaN all over, by its maximum, and so in what goes there.
+FA4_DEVICE float weight(float x, int i)
+{
+    return i * SHAPE.exp_fma % 16 < SHAPE.exp_fma ? exp2_fma(x) : ex2_approx_ftz(x);
+}
+
 // One block. s: scores on entry, weights on return. m: the maximum that weights are relative to, of the whole row. l: the
 // sum of the weights, of this thread's elements. rescale: what O so far must be multiplied by.
 //
@@ -281,28 +339,31 @@ FA4_DEVICE float quad_sum(float x)
 // as it is, weights stay under 2^8, and the last division makes up for it.
 FA4_DEVICE void softmax_step(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2], float scale_log2)
 {
+    float largest = -INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float largest[2] = {s[2 * r], s[2 * r + 1]};
-#pragma unroll
-        for (int i = 4; i < BLOCK_KV / 2; i += 4) {
-            largest[0] = max_nan(largest[0], s[i + 2 * r]);
-            largest[1] = max_nan(largest[1], s[i + 2 * r + 1]);
-        }
-        const float m_block = quad_max(max_nan(largest[0], largest[1]));
-        const bool keep = (m_block - m[r]) * scale_log2 <= 8;
-        const float m_new = keep ? m[r] : max_nan(m[r], m_block);
-        const float m_used = m_new == -INFINITY ? 0 : m_new * scale_log2; // no key so far: -inf - -inf is NaN
-        rescale[r] = keep ? 1 : ex2_approx_ftz(m[r] * scale_log2 - m_used);
-        m[r] = m_new;
+        // The second row's maximum starts from -inf made of the first row's: so the compiler leaves it after that, beside the
+        // shuffles and the first exponentials, and these need not wait for both rows.
+        const float start = min_number(largest, -INFINITY);
+        float part[4] = {start, start, start, start};
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; i += 4) {
-            s[i + 2 * r] = ex2_approx_ftz(s[i + 2 * r] * scale_log2 - m_used);
-            s[i + 2 * r + 1] = ex2_approx_ftz(s[i + 2 * r + 1] * scale_log2 - m_used);
+            part[i / 4 % 2 * 2] = max_nan(part[i / 4 % 2 * 2], s[i + 2 * r]);
+            part[i / 4 % 2 * 2 + 1] = max_nan(part[i / 4 % 2 * 2 + 1], s[i + 2 * r + 1]);
         }
-        float sum[2] = {s[2 * r], s[2 * r + 1]};
+        largest = max_nan(max_nan(part[0], part[1]), max_nan(part[2], part[3]));
+        const float m_block = quad_max(largest), m_grown = max_nan(m[r], m_block);
+        const bool keep = (m_block - m[r]) * scale_log2 <= 8;
+        const float m_new = keep ? m[r] : m_grown;
+        const float m_used = m_new == -INFINITY ? 0 : m_new * scale_log2; // no key so far: -inf - -inf is NaN
+        const float factor = ex2_approx_ftz(m[r] * scale_log2 - m_used);
+        rescale[r] = keep ? 1 : factor;
+        m[r] = m_new;
+        float sum[2] = {0, 0};
 #pragma unroll
-        for (int i = 4; i < BLOCK_KV / 2; i += 4) {
+        for (int i = 0; i < BLOCK_KV / 2; i += 4) {
+            s[i + 2 * r] = weight(s[i + 2 * r] * scale_log2 - m_used, i / 2);
+            s[i + 2 * r + 1] = weight(s[i + 2 * r + 1] * scale_log2 - m_used, i / 2 + 1);
             sum[0] += s[i + 2 * r];
             sum[1] += s[i + 2 * r + 1];
         }
@@ -324,8 +385,8 @@ FA4_DEVICE void scale_rows(float (&o)[DV / 2], const float (&factor)[2])
 
 // ---- A warpgroup's 64 queries
 
-// O, rounded, over this warpgroup's Q, as the tensor copy reads it.
-FA4_DEVICE void write_output(const float (&o)[DV / 2], uint32_t o_smem)
+// O times each row's factor, rounded, over this warpgroup's Q, as the tensor copy reads it.
+FA4_DEVICE void write_output(const float (&o)[DV / 2], const float (&factor)[2], uint32_t o_smem)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int row = 16 * warp + lane % 16; // whose address this lane gives, of 8 columns out of 16
@@ -334,7 +395,9 @@ FA4_DEVICE void write_output(const float (&o)[DV / 2], uint32_t o_smem)
 #pragma unroll
     for (int i = 0; i < DV / 16; i++) {
         const int slab = i / (COLUMNS_V / 16), chunk = i % (COLUMNS_V / 16) * 2 + lane / 16;
-        const float *x = o + 8 * i;
+        float x[8];
+#pragma unroll
+        for (int e = 0; e < 8; e++) x[e] = o[8 * i + e] * factor[e / 2 % 2];
         stmatrix_x4(row_smem + slab * ROWS * ROW_V + (chunk ^ swizzle) * 16, cvt_rn_16x2(x[0], x[1]),
                     cvt_rn_16x2(x[2], x[3]), cvt_rn_16x2(x[4], x[5]), cvt_rn_16x2(x[6], x[7]));
     }
@@ -349,8 +412,8 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
     const uint32_t next_turn = BARRIER_TURN + (warpgroup + 1 == WARPGROUPS ? 0 : warpgroup + 1);
     const float scale_log2 = args.scale_log2;
 
-    auto release = [&](uint64_t *mbar) {
-        if (lane == 0) mbarrier_arrive(shared_address(mbar));
+    auto release = [&](uint32_t mbar) {
+        if (lane == 0) mbarrier_arrive(mbar);
     };
     auto wait_turn = [&] {
         if (SHAPE.turns) bar_sync(turn, 256);
@@ -359,110 +422,176 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
         if (SHAPE.turns) bar_arrive(next_turn, 256);
     };
 
-    ring<STAGES_Q> at_q;
-    ring<STAGES> at_k, at_v;
+    q_ring at_q(sm.q[0][warpgroup], sm.for_q[warpgroup]);
+    k_ring at_k(sm.k, sm.for_k);
+    v_ring at_v(sm.v, sm.for_v);
+    float s[BLOCK_KV / 2];
+
+    auto own_blocks_of = [&](const fa4_tile &tile) {
+        return blocks_of(args, tile.batch, (tile.block * WARPGROUPS + warpgroup) * ROWS, ROWS);
+    };
+    // A block that none of this warpgroup's rows sees, but others of the tile do.
+    auto skip_block = [&] {
+        wait_turn();
+        pass_turn();
+        mbarrier_wait(at_k.full, at_k.parity);
+        release(at_k.empty());
+        at_k.next();
+        mbarrier_wait(at_v.full, at_v.parity);
+        release(at_v.empty());
+        at_v.next();
+    };
+
     if (warpgroup == WARPGROUPS - 1) pass_turn(); // the first turn is the first warpgroup's
 
-    for_each_tile(args, [&](const fa4_tile &tile) {
-        const blocks n = blocks_of(args, tile);
+    tile_cursor at, following; // following: found out beside the products of the tile before
+    bool more = at.next(args);
+    following = at;
+    bool more_follow = more && following.next(args);
+    bool started = false; // S of the tile's first block, beside the end of the tile before
+    while (more) {
+        const fa4_tile tile = at.tile;
+        const blocks n = at.n;
         const int first_row = (tile.block * WARPGROUPS + warpgroup) * ROWS;
-        const uint32_t q_smem = shared_address(sm.q[at_q.stage][warpgroup]);
+        const blocks own = own_blocks_of(tile);
+        const int own_begin = own.begin < own.end ? own.begin : n.begin, own_end = max(own.end, n.begin);
+        const uint32_t q_smem = at_q.tile;
 
-        // Keys that each of the thread's rows sees: [key_begin, key_end).
-        int key_begin[2], key_end[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            key_begin[r] = max(0, first_row + row + 8 * r + args.lo);
-            key_end[r] = min(n.len_kv, first_row + row + 8 * r + args.hi + 1);
-        }
         // Blocks in [plain_begin, plain_end) need no mask: all of the warpgroup's rows see all of their keys.
         const int plain_begin = (max(0, first_row + ROWS - 1 + args.lo) + BLOCK_KV - 1) / BLOCK_KV;
         const int plain_end = args.has_prescale ? 0 : max(0, min(n.len_kv, first_row + args.hi + 1)) / BLOCK_KV;
 
-        float s[BLOCK_KV / 2], o[DV / 2];
+        float o[DV / 2];
         uint32_t p[BLOCK_KV / 4];
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, rescale[2];
 
-        // S of a block: its products to the end, its keys' place in shared memory given back, its weights into s.
+        // S of a block has arrived: gives its keys' place in shared memory back, and turns s into weights.
         auto finish_scores = [&](int block) {
             wgmma_results(s);
-            release(&sm.k_empty[at_k.stage]);
+            release(at_k.empty());
             at_k.next();
-            if (block < plain_begin || block >= plain_end) {
-                const int j = block * BLOCK_KV;
-                mask_scores(s, args, {key_begin[0] - j, key_begin[1] - j}, {key_end[0] - j, key_end[1] - j});
-            }
+            if (block < plain_begin || block >= plain_end)
+                mask_scores(s, args, first_row + row, block * BLOCK_KV, n.len_kv);
             softmax_step(s, m, l, rescale, scale_log2);
         };
-        // The products that add to O to the end (none have been started before the second block), then P of the weights
-        // in s, and O relative to their maximum.
-        auto finish_output = [&](int block) {
+        // Waits for the products that add to O (the first block has none before it); then P of the weights in s, and O
+        // relative to their maximum.
+        auto finish_output = [&](bool first) {
             wgmma_wait_group<0>();
             wgmma_results(o);
             wgmma_results(s); // P has been read until here: round_weights may not move up
             round_weights(p, s);
-            if (block == n.end - 1) return;
-            release(&sm.v_empty[at_v.stage]);
+            if (first) return;
+            release(at_v.empty());
             at_v.next();
             if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) scale_rows(o, rescale);
         };
+        // LSE of the thread's rows, and what their O must be multiplied by.
+        float inverse[2];
+        auto finish_rows = [&] {
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int i = first_row + row + 8 * r;
+                const keys seen = keys_of(args, i, n.len_kv);
+                const float sum = quad_sum(l[r]);
+                // No weight: 0 / 0, but a row that sees no key is 0 by definition.
+                inverse[r] = seen.begin < seen.end ? rcp_approx_ftz(sum) : 0;
+                if (lane % 4 == 0 && i < args.len_q)
+                    args.lse[tile.batch * args.stride_lse[0] + tile.head * args.stride_lse[1] + i * args.stride_lse[2]] =
+                        sum == 0 ? -INFINITY : (m[r] * scale_log2 + lg2_approx_ftz(sum)) * 0.693147180559945309f;
+            }
+        };
+        auto hand_over_output = [&](const float(&x)[DV / 2]) {
+            bar_sync(BARRIER_OWN + warpgroup, 128); // all four warps' products have read Q
+            write_output(x, inverse, q_smem);
+            fence_proxy_async_shared();
+            __syncwarp();
+            release(shared_address(&sm.o_full[warpgroup][at_q.stage]));
+        };
 
-        mbarrier_wait(shared_address(&sm.q_full[at_q.stage][warpgroup]), at_q.parity);
-        if (n.begin < n.end) {
-            mbarrier_wait(shared_address(&sm.k_full[at_k.stage]), at_k.parity);
-            wgmma_fence();
-            start_scores(s, q_smem, shared_address(sm.k[at_k.stage]));
-            wgmma_wait_group<0>();
-            finish_scores(n.end - 1);
+        if (!started) mbarrier_wait(at_q.full, at_q.parity);
+        for (int block = n.end; block > own_end; block--) skip_block();
+        q_ring next_q = at_q;
+        next_q.next();
+        if (own_begin < own_end) {
+            if (!started) {
+                mbarrier_wait(at_k.full, at_k.parity);
+                wgmma_fence();
+                start_scores(s, q_smem, at_k.tile);
+                wgmma_commit_group();
+                wgmma_wait_group<0>();
+                wgmma_results(s);
+            }
+            finish_scores(own_end - 1);
 
-            for (int block = n.end - 2; block >= n.begin; block--) {
+            for (int block = own_end - 2; block >= own_begin; block--) {
                 // The end of the step before stands at the start of this one: across the loop's edge the compiler cannot
                 // move the wait above the softmax.
-                mbarrier_wait(shared_address(&sm.k_full[at_k.stage]), at_k.parity);
-                finish_output(block + 1);
+                mbarrier_wait(at_k.full, at_k.parity);
+                finish_output(block == own_end - 2);
                 wait_turn();
                 wgmma_fence();
-                start_scores(s, q_smem, shared_address(sm.k[at_k.stage]));
-                mbarrier_wait(shared_address(&sm.v_full[at_v.stage]), at_v.parity);
-                wgmma_fence();
-                start_output(o, p, shared_address(sm.v[at_v.stage]), block != n.end - 2);
+                start_scores(s, q_smem, at_k.tile);
+                wgmma_commit_group();
                 pass_turn();
+                mbarrier_wait(at_v.full, at_v.parity);
+                wgmma_fence();
+                start_output(o, p, at_v.tile, block != own_end - 2);
+                wgmma_commit_group();
                 wgmma_wait_group<1>();
                 finish_scores(block);
             }
+            finish_output(own_end - own_begin == 1);
 
-            finish_output(n.begin);
-            mbarrier_wait(shared_address(&sm.v_full[at_v.stage]), at_v.parity);
-            wgmma_fence();
-            start_output(o, p, shared_address(sm.v[at_v.stage]), n.end - n.begin > 1);
-            wgmma_wait_group<0>();
-            wgmma_results(o);
-            release(&sm.v_empty[at_v.stage]);
+            // The last product; and beside it and what is left of this tile, the first of the next one, if its Q has a place
+            // of its own and its keys are the next to come. If not, a product of what lies there anyway, to no use: a branch
+            // would make the compiler wait for each product.
+            started = OVERLAP_TILES && more_follow && own_begin == n.begin && following.n.begin < following.n.end &&
+                      following.n.end == own_blocks_of(following.tile).end;
+            const uint32_t v_empty = at_v.empty();
+            const uint32_t v_smem = at_v.tile;
+            wait_turn();
+            mbarrier_wait(at_v.full, at_v.parity);
             at_v.next();
+            wgmma_fence();
+            start_output(o, p, v_smem, own_end - own_begin > 1);
+            wgmma_commit_group();
+            if (OVERLAP_TILES) {
+                if (started) {
+                    mbarrier_wait(next_q.full, next_q.parity);
+                    mbarrier_wait(at_k.full, at_k.parity);
+                }
+                wgmma_fence();
+                start_scores(s, started ? next_q.tile : v_smem,
+                             started ? at_k.tile : v_smem);
+                wgmma_commit_group();
+            }
+            pass_turn();
+            finish_rows();
+            at = following;
+            more = more_follow;
+            more_follow = more && following.next(args);
+            wgmma_wait_group<OVERLAP_TILES>();
+            wgmma_results(o);
+            if (started) release(v_empty);
+            hand_over_output(o);
+            if (OVERLAP_TILES) {
+                wgmma_wait_group<0>();
+                wgmma_results(s);
+            }
+            if (!started) release(v_empty);
         } else {
-#pragma unroll
-            for (int i = 0; i < DV / 2; i++) o[i] = 0;
+            started = false;
+            finish_rows();
+            at = following;
+            more = more_follow;
+            more_follow = more && following.next(args);
+            const float nothing[DV / 2] = {};
+            hand_over_output(nothing);
         }
-
-        float inverse[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int i = first_row + row + 8 * r;
-            const float sum = quad_sum(l[r]);
-            // No weight: 0 / 0, but a row that sees no key is 0 by definition.
-            inverse[r] = key_begin[r] < key_end[r] ? 1 / sum : 0;
-            if (lane % 4 == 0 && i < args.len_q)
-                args.lse[tile.batch * args.stride_lse[0] + tile.head * args.stride_lse[1] + i * args.stride_lse[2]] =
-                    sum == 0 ? -INFINITY : (m[r] * scale_log2 + lg2_approx_ftz(sum)) * 0.693147180559945309f;
-        }
-        scale_rows(o, inverse);
-        bar_sync(BARRIER_OWN + warpgroup, 128); // all four warps' products have read Q
-        write_output(o, q_smem);
-        fence_proxy_async_shared();
-        __syncwarp();
-        release(&sm.o_full[at_q.stage][warpgroup]);
-        at_q.next();
-    });
+        for (int block = own_begin; block > n.begin; block--) skip_block();
+        at_q = next_q;
+    }
     if (warpgroup == 0) wait_turn(); // the turn that nobody takes
 }
 
@@ -482,15 +611,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_tensormap(&map_o);
         for (int i = 0; i < STAGES_Q; i++)
             for (int w = 0; w < WARPGROUPS; w++) {
-                mbarrier_init(shared_address(&s.q_full[i][w]), 1);
-                mbarrier_init(shared_address(&s.o_full[i][w]), WARPS_OF_WARPGROUP);
-                mbarrier_init(shared_address(&s.q_empty[i][w]), 1);
+                mbarrier_init(shared_address(&s.for_q[w].full[i]), 1);
+                mbarrier_init(shared_address(&s.for_q[w].empty[i]), 1);
+                mbarrier_init(shared_address(&s.o_full[w][i]), WARPS_OF_WARPGROUP);
             }
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(shared_address(&s.k_full[i]), 1);
-            mbarrier_init(shared_address(&s.v_full[i]), 1);
-            mbarrier_init(shared_address(&s.k_empty[i]), WARPS_OF_WARPGROUP * WARPGROUPS);
-            mbarrier_init(shared_address(&s.v_empty[i]), WARPS_OF_WARPGROUP * WARPGROUPS);
+            mbarrier_init(shared_address(&s.for_k.full[i]), 1);
+            mbarrier_init(shared_address(&s.for_v.full[i]), 1);
+            mbarrier_init(shared_address(&s.for_k.empty[i]), WARPS_OF_WARPGROUP * WARPGROUPS);
+            mbarrier_init(shared_address(&s.for_v.empty[i]), WARPS_OF_WARPGROUP * WARPGROUPS);
         }
         mbarrier_init(shared_address(&s.v_end), 1);
         fence_mbarrier_init();

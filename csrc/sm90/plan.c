@@ -80,12 +80,19 @@ static int64_t at_least_one(int64_t x)
     return x < 1 ? 1 : x;
 }
 
-static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_sm90_shape *shape)
+static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_sm90_shape *shape, const fa4_chip *chip)
 {
     const int64_t block = (int64_t)shape->warpgroups * FA4_SM90_ROWS;
     const int64_t blocks = (p->len_q + block - 1) / block, units = p->batch * p->heads_kv;
     const int64_t unit_bytes = 2 * at_least_one(p->len_kv) * (p->dim + p->dim_v);
     const int full = p->lo == FA4_UNBOUNDED_LO && p->hi >= p->len_kv - 1;
+    // Sections of about one round of CTAs would meet the turning points of the order in every round, and a last one that
+    // is smaller would end elsewhere than the others: all are the same, and go one and a half times round at least.
+    const int64_t unit_tiles = p->heads_q / p->heads_kv * blocks;
+    const int64_t fits = clamp(SECTION_BYTES / unit_bytes, 1, units);
+    const int64_t rounds = clamp((3 * chip->multiprocessors / 2 + unit_tiles - 1) / unit_tiles, 1, units);
+    int64_t sections = units / (fits > rounds ? fits : rounds);
+    while (units % sections != 0) sections--;
     return (fa4_tiles){
         .count = (int32_t)(p->batch * p->heads_q * blocks),
         .blocks = (int32_t)blocks,
@@ -93,7 +100,7 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_sm90_shape *shape)
         .heads_kv = (int32_t)p->heads_kv,
         .group = (int32_t)(p->heads_q / p->heads_kv),
         // With tiles of one length the order within a unit is as good as any, and one unit after another is kindest to L2.
-        .section = full ? 1 : (int32_t)clamp(SECTION_BYTES / unit_bytes, 1, units),
+        .section = full ? 1 : (int32_t)(units / sections),
         .longest_last = p->lo == FA4_UNBOUNDED_LO,
     };
 }
@@ -122,7 +129,7 @@ void fa4_sm90_fwd_plan(const fa4_fwd_params *p, const fa4_chip *chip, fa4_plan *
         .lse = p->lse,
         .stride_lse = {p->stride_lse[0], p->stride_lse[1], p->stride_lse[2]},
         .len_kv_of = p->len_kv_of,
-        .tiles = tiles_of(p, shape),
+        .tiles = tiles_of(p, shape, chip),
         .len_q = (int32_t)p->len_q,
         .len_kv = (int32_t)p->len_kv,
         .lo = (int32_t)clamp(p->lo, -p->len_q, p->len_kv),
