@@ -231,6 +231,8 @@ def compile_units(units):
 class Build(BuildExtension):
     def build_extensions(self):
         os.environ.setdefault("MAX_JOBS", str(jobs()))  # torch's ninja runs as many
+        if self.editable_mode:  # where setup.py build_ext --inplace builds, not in a folder that is thrown away
+            self.build_temp = f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}"
         folder = Path(os.path.relpath(self.build_temp)) / "kernels"
         units = cpu_units(folder)
         cuda, toolkit = cuda_units(folder)
@@ -264,10 +266,14 @@ def binding(name, sources, **more):
 
 
 def extensions():
-    found = [binding("_C", [f"csrc/torch/{name}.cpp" for name in ("module", "cpu", "sdpa", "call")])]
-    if torch.version.cuda and Path("csrc/torch/cuda.cpp").exists():
+    found = [binding("_C", [f"csrc/torch/{name}.cpp" for name in ("module", "cpu", "sdpa", "call", "unsupported")])]
+    if torch.version.cuda:
         libraries = ["torch_cuda", "cudart_static", "dl", "rt", "pthread"]
-        found.append(binding("_C_cuda", ["csrc/torch/cuda.cpp", "csrc/torch/call.cpp"], libraries=libraries))
+        found.append(
+            binding(
+                "_C_cuda", [f"csrc/torch/{name}.cpp" for name in ("cuda", "call", "unsupported")], libraries=libraries
+            )
+        )
     return found
 
 

@@ -138,7 +138,7 @@ def scaled_dot_product_attention(
     reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if reason is None:
         shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
-        reason = shapes if isinstance(shapes, str) else _kernel_reason(query, key, value, attn_mask, scale)
+        reason = shapes if isinstance(shapes, str) else _kernel_reason(*shapes[:4], scale)
     if reason:
         _announce(reason)
         return call(query, key, value, attn_mask)
@@ -176,9 +176,9 @@ def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
     return None
 
 
-def _kernel_reason(query, key, value, attn_mask, scale):
-    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-    return ops.unsupported(query, value, attn_mask, scale, backward=wants_grad)
+def _kernel_reason(q, k, v, attn_mask, scale):
+    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    return ops.unsupported(q, k, v, attn_mask, scale, backward=wants_grad)
 
 
 def _sdpa_shapes(query, key, value, attn_mask, enable_gqa):
@@ -294,8 +294,7 @@ def flash_attn_func(
     _check_scale("softmax_scale", softmax_scale)
     lo, hi = _flash_band(causal, window_size, q.shape[1], k.shape[1])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    reason = ops.unsupported(q, v, None, softmax_scale, backward=wants_grad)
+    reason = _kernel_reason(q, k, v, None, softmax_scale)
     if reason:
         raise NotImplementedError(reason)
     if _differentiates_with_functorch():
@@ -391,7 +390,7 @@ def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *
     reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if reason is None:
         shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
-        reason = shapes if isinstance(shapes, str) else _kernel_reason(query, key, value, attn_mask, scale)
+        reason = shapes if isinstance(shapes, str) else _kernel_reason(*shapes[:4], scale)
     if reason:
         return Explanation("pytorch", None, reason, {})
     if query.device.type == "cuda":

@@ -33,10 +33,10 @@ CPU = 0  # FA4_ARCH_CPU
 # ---- what can run
 
 
-def unsupported(q, v, attn_mask=None, scale=None, backward=False):
-    """None when fa4::fwd (with backward: its gradient too) can run a call of this kind, else why not, as a sentence.
+def unsupported(q, k, v, attn_mask=None, scale=None, backward=False):
+    """None when fa4::fwd (with backward: its gradient too) can run this call, else why not, as a sentence.
 
-    Device, dtypes, head dims and scale decide; whether shapes fit together is another question."""
+    Whether shapes fit together is another question. While compiling for a GPU, sizes and strides are not looked at."""
     if q.device.type in ("cpu", "meta"):
         arch = CPU
     elif q.device.type == "cuda":
@@ -46,13 +46,18 @@ def unsupported(q, v, attn_mask=None, scale=None, backward=False):
         return f"there are no kernels for the device {q.device.type}"
     mask = "" if attn_mask is None else _name(attn_mask.dtype)
     dim, dim_v = operator.index(q.shape[-1]), operator.index(v.shape[-1])  # plain numbers while compiling, too
-    return ask(backward, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale)
+    more = ()
+    if arch != CPU and not torch.compiler.is_compiling():
+        out_stride = dense_like((*q.shape[:3], dim_v), q.stride())
+        sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+        more = (sizes, (*q.stride(), *k.stride(), *v.stride(), *out_stride))
+    return ask(backward, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *more)
 
 
-def ask(backward, arch, dtype, dim, dim_v, mask="", scale=1.0):
+def ask(backward, arch, dtype, dim, dim_v, mask="", scale=1.0, *sizes_and_strides):
     """fa4_fwd_unsupported or fa4_bwd_unsupported for calls of this kind: None, or the reason."""
     module = _C if arch == CPU or _C_cuda is None else _C_cuda
-    return module.unsupported(backward, arch, dtype, dim, dim_v, mask, scale)
+    return module.unsupported(backward, arch, dtype, dim, dim_v, mask, scale, *sizes_and_strides)
 
 
 # What torch.compiler.assume_constant_result sets, without its import of torch._dynamo, which takes longer than ours.
@@ -121,7 +126,7 @@ def _setup_context(ctx, inputs, output):
     q, k, v, attn_mask, len_kv, ctx.lo, ctx.hi, ctx.scale = inputs
     if ctx.needs_input_grad[3]:
         raise NotImplementedError("flash_attn4: attn_mask requires grad, and there is no gradient for a mask")
-    reason = unsupported(q, v, attn_mask, ctx.scale, backward=True)
+    reason = unsupported(q, k, v, attn_mask, ctx.scale, backward=True)
     if reason:
         raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
     ctx.set_materialize_grads(False)

@@ -539,8 +539,14 @@ def test_forcing_an_instruction_set_that_is_not_there_is_an_error():
 
 def test_reasons_come_from_the_c_api():
     q, k, v = hashed_qkv(5, 7)
-    assert ops.unsupported(q, v) is None
-    assert ops.unsupported(q, v, backward=True) is None
+    assert ops.unsupported(q, k, v) is None
+    assert ops.unsupported(q, k, v, backward=True) is None
+    sizes, strides = (2, 2, 2, 5, 7), (*q.stride(), *k.stride(), *v.stride(), *q.stride())
+    assert ops.ask(True, ops.CPU, "float32", 64, 64, "", 1.0, sizes, strides) is None
+    assert "multiple" in ops.ask(False, ops.CPU, "float32", 64, 64, "", 1.0, (2, 3, 2, 5, 7))
+    for bad in ((1, 2), (1, 2, 3, 4, "5"), [1, 2, 3, 4, 5]):
+        with pytest.raises(TypeError):
+            ops.ask(False, ops.CPU, "float32", 64, 64, "", 1.0, bad)
     assert "256" in ops.ask(False, ops.CPU, "float32", 257, 64)
     assert "float8" in ops.ask(False, ops.CPU, "float8_e4m3fn", 64, 64)
     assert "no kernels for a mask of int32" in ops.ask(False, ops.CPU, "float32", 64, 64, "int32")

@@ -3,8 +3,8 @@
 #include <Python.h>
 
 #include "cpu.h"
+#include "unsupported.h"
 
-#include <cstring>
 #include <exception>
 
 namespace
@@ -51,35 +51,6 @@ PyObject *calls_made(PyObject *, PyObject *)
     return dict;
 }
 
-// unsupported(backward, arch, dtype, dim, dim_v, mask, scale): None, or why these cannot run.
-PyObject *unsupported(PyObject *, PyObject *args)
-{
-    static const char *const dtypes[] = {"float16", "bfloat16", "float32", "float64"}; // as fa4_dtype
-    static const char *const masks[] = {"", "bool", "float16", "bfloat16", "float32", "float64"};
-    int backward, arch;
-    const char *dtype, *mask;
-    long long dim, dim_v;
-    double scale;
-    if (!PyArg_ParseTuple(args, "pisLLsd", &backward, &arch, &dtype, &dim, &dim_v, &mask, &scale)) return nullptr;
-    int d = 0, m = 0;
-    while (d < 4 && strcmp(dtype, dtypes[d])) d++;
-    while (m < 6 && strcmp(mask, masks[m])) m++;
-    if (d == 4) return PyUnicode_FromFormat("there are no kernels for %s", dtype);
-    if (m == 6) return PyUnicode_FromFormat("there are no kernels for a mask of %s", mask);
-    fa4_bwd_params params = {};
-    params.fwd.batch = params.fwd.heads_q = params.fwd.heads_kv = params.fwd.len_q = params.fwd.len_kv = 1;
-    params.fwd.dim = dim;
-    params.fwd.dim_v = dim_v;
-    params.fwd.lo = FA4_UNBOUNDED_LO;
-    params.fwd.hi = FA4_UNBOUNDED_HI;
-    params.fwd.scale = scale;
-    params.fwd.dtype = (fa4_dtype)d;
-    params.fwd.mask_type = (fa4_mask_type)m;
-    const char *reason = backward ? fa4_bwd_unsupported(&params, arch) : fa4_fwd_unsupported(&params.fwd, arch);
-    if (!reason) Py_RETURN_NONE;
-    return PyUnicode_FromString(reason);
-}
-
 PyObject *override_sdpa_now(PyObject *, PyObject *on)
 {
     int yes = PyObject_IsTrue(on);
@@ -97,8 +68,7 @@ PyMethodDef methods[] = {
     {"isa_in_use", isa_in_use, METH_NOARGS, "Name of the CPU instruction set in use."},
     {"force_isa", force_isa, METH_VARARGS, "Use this CPU instruction set from now on; None: choose again."},
     {"calls", calls_made, METH_NOARGS, "{entry: how often it ran in this process}."},
-    {"unsupported", unsupported, METH_VARARGS,
-     "(backward, arch, dtype, dim, dim_v, mask dtype or '', scale): None, or why not."},
+    {"unsupported", unsupported, METH_VARARGS, unsupported_doc},
     {"override_sdpa", override_sdpa_now, METH_O, "Put our kernels under PyTorch's CPU attention, or take them away."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -1,0 +1,19 @@
+// What Python asks before a call: "can you?". Compiled into both modules, each with its own backends.
+#ifndef FA4_TORCH_UNSUPPORTED_H
+#define FA4_TORCH_UNSUPPORTED_H
+
+#include <Python.h>
+
+namespace fa4_torch
+{
+
+// unsupported(backward, arch, dtype, dim, dim_v, mask dtype or "", scale, sizes=None, strides=None): None, or why these
+// cannot run. sizes are batch, heads_q, heads_kv, len_q, len_kv (else 1 each); strides those of q, k, v, out (else
+// contiguous).
+PyObject *unsupported(PyObject *module, PyObject *args);
+
+extern const char unsupported_doc[];
+
+} // namespace fa4_torch
+
+#endif
