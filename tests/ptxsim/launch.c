@@ -78,7 +78,7 @@ char *ptxsim_unknown(const char *text)
 
 enum { MOST_ACTIVE = 132 }; // CTAs that are under way at once: as many as a chip has SMs
 #define SLICE_BUDGET 4000000u
-#define DEFAULT_MAX_STEPS 2000000000u
+#define DEFAULT_MAX_STEPS 1000000000u
 
 typedef enum { READY, WAITING_FOR_GRID, RUNNING } stage;
 typedef struct active {
@@ -285,9 +285,9 @@ static void *work(void *argument)
             a->was_triggered = true;
             r->triggered++;
         }
-        if (s == SLICE_PAUSED && r->steps > l->max_steps) {
-            finding(a->c, (place){NULL, NULL, -1}, "livelock", "the grid has not ended after %llu warp-instructions",
-                    (unsigned long long)r->steps);
+        // The grid has run too long, or this cluster has long done nothing but look at memory.
+        if (s == SLICE_PAUSED && (r->steps > l->max_steps || cluster_quiet(a->c) > l->max_steps / 100 + 1000000)) {
+            report_livelock(a->c, r->steps);
             s = SLICE_FAILED;
         }
         if (s == SLICE_DONE || s == SLICE_FAILED) {

@@ -11,6 +11,7 @@ typedef struct {
     cluster c;               // first: a cluster pointer is a pointer to this
     uint64_t last_operation; // instructions executed when one was last made to run
     uint64_t turn, instructions;
+    uint64_t quiet_step, changed_at, paused_at; // instructions when the step last changed, and at the last pause for it
     int next_warp, nwarps, live_warps;
     warp **warps; // of all CTAs
     bool failed;
@@ -488,24 +489,53 @@ static const warp *half_aligned(scheduled *s, int *at, uint32_t *here)
     return NULL;
 }
 
+// Every warp's line and every barrier's state; to be freed.
+static char *state_text(scheduled *s)
+{
+    cluster *c = &s->c;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    if (!to) return NULL;
+    for (int i = 0; i < s->nwarps; i++) print_warp(to, s->warps[i]);
+    barriers_print(c, to);
+    for (int r = 0; r < c->ctas; r++) mbarriers_print(&c->cta[r], to);
+    operations_print(c, to);
+    fclose(to);
+    return text;
+}
+
+static place first_living(const scheduled *s)
+{
+    for (int i = 0; i < s->nwarps; i++) {
+        const warp *w = s->warps[i];
+        if (!w->live) continue;
+        int lane = __builtin_ctz(w->live);
+        return (place){w, &s->c.grid->kernel->insts[w->pc[lane]], lane};
+    }
+    return (place){NULL, NULL, -1};
+}
+
+uint64_t cluster_quiet(const cluster *c)
+{
+    const scheduled *s = (const scheduled *)c;
+    return s->instructions - s->changed_at;
+}
+
+void report_livelock(cluster *c, uint64_t instructions)
+{
+    char *text = state_text(scheduled_of(c));
+    finding(c, first_living(scheduled_of(c)), "livelock", "no end after %llu warp-instructions\n%s",
+            (unsigned long long)instructions, text ? text : "");
+    free(text);
+}
+
 static void report_deadlock(scheduled *s)
 {
     cluster *c = &s->c;
     const inst *insts = c->grid->kernel->insts;
-    char *text = NULL;
-    size_t size = 0;
-    FILE *to = open_memstream(&text, &size);
-    if (to) {
-        for (int i = 0; i < s->nwarps; i++) print_warp(to, s->warps[i]);
-        barriers_print(c, to);
-        for (int r = 0; r < c->ctas; r++) mbarriers_print(&c->cta[r], to);
-        operations_print(c, to);
-        fclose(to);
-    }
-    const warp *first = NULL;
-    for (int i = 0; i < s->nwarps && !first; i++)
-        if (s->warps[i]->live) first = s->warps[i];
-    int lane = first ? __builtin_ctz(first->live) : -1, at = 0;
+    char *text = state_text(s);
+    int at = 0;
     uint32_t here;
     const warp *half = half_aligned(s, &at, &here);
     if (half && half->live & ~here) {
@@ -514,8 +544,7 @@ static void report_deadlock(scheduled *s)
                      "divergence", "%s is .aligned, but only part of the warp runs it, and the rest never comes\n%s",
                      insts[at].text, text ? text : "");
     } else {
-        finding(c, (place){first, first ? &insts[first->pc[lane]] : NULL, lane}, "deadlock",
-                "no warp can run and no operation is pending\n%s", text ? text : "");
+        finding(c, first_living(s), "deadlock", "no warp can run and no operation is pending\n%s", text ? text : "");
     }
     free(text);
 }
@@ -574,6 +603,13 @@ slice cluster_run(cluster *c, uint64_t budget)
     bool tried_all = false; // every blocked warp has been tried since anything changed
     while (s->live_warps && !s->failed) {
         if (s->instructions >= end) return SLICE_PAUSED;
+        if (c->step != s->quiet_step) {
+            s->quiet_step = c->step;
+            s->changed_at = s->paused_at = s->instructions;
+        } else if (s->instructions - s->paused_at > 20000) { // it may wait for another cluster
+            s->paused_at = s->instructions;
+            return SLICE_PAUSED;
+        }
         if (s->pause_on_trigger && cluster_triggered(c)) {
             s->pause_on_trigger = false;
             return SLICE_PAUSED;

@@ -48,6 +48,8 @@ cluster *cluster_new(grid *g, int id, const int first_ctaid[3]);
 slice cluster_run(cluster *c, uint64_t budget);
 void cluster_free(cluster *c);
 uint64_t cluster_instructions(const cluster *c);
+uint64_t cluster_quiet(const cluster *c); // instructions since anything has changed that others could wait for
+void report_livelock(cluster *c, uint64_t instructions);
 // The cluster's next slice ends when every CTA has called launch_dependents or exited.
 void cluster_pause_on_trigger(cluster *c);
 bool cluster_triggered(const cluster *c);
