@@ -30,14 +30,15 @@ fa4_cpu_bwd_workspace_fn BWD_WORKSPACE;
 
 enum {
     ROWS = 64,
-    KEYS = PANEL,
+    KEYS = PANEL, // so that p and ds, as products make them, are packed for the next
     ALIGNMENT = 64,
     SERIAL_WORK = 1 << 18, // multiply-adds of one product below which threads cost more than they give
 };
 
+// A call, and how it is cut. A unit is a kv head of one batch with its query heads.
 typedef struct {
     const fa4_bwd_params *p;
-    int64_t group, units;          // query heads of a kv head; kv heads of all batches
+    int64_t group, units;          // query heads of a unit; how many units
     int64_t row_blocks, kv_blocks; // of one head
     int64_t panels;                // of a kv block
     int64_t lo, hi;                // the band, cut to what the lengths can tell apart
@@ -108,7 +109,7 @@ static ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
-// Offsets of batch b and head h, so that rows and columns are what is left.
+// The rows of one head.
 static tile_source source_of(const void *base, fa4_dtype dtype, const int64_t stride[4], int64_t b, int64_t h)
 {
     const char *head = (const char *)base + (b * stride[0] + h * stride[1]) * (int64_t)element_size(dtype);
@@ -376,31 +377,48 @@ static void prepare(const problem *w, row_block *r, int64_t b, int64_t h, int64_
     memset(r->dq, 0, w->size.dq * sizeof *r->dq);
 }
 
+#ifdef VEC_BF16
+// `keys` rows of bf16 from row j0 on as KEYS rows in t->rows, with zeros after them, and their transpose: pairs of
+// neighbouring columns.
+static uint16_t *pack_keys_in_pairs(real *to_t, ptrdiff_t row, const tile_source *s, int64_t j0, int keys, ptrdiff_t n,
+                                    scratch *t)
+{
+    uint16_t *x = (uint16_t *)t->rows;
+    for (int j = 0; j < keys; j++) copy_row(x + j * 2 * row, 2 * row, s, j0 + j, n);
+    memset(x + keys * 2 * row, 0, (KEYS - keys) * row * sizeof(real));
+    transpose(to_t, KEYS, t->rows, row, KEYS, row);
+    return x;
+}
+
+static void pack_panel_in_pairs(const problem *w, panel *n, const tile_source *k, const tile_source *v, int64_t j0,
+                                scratch *t)
+{
+    const fa4_fwd_params *f = &w->p->fwd;
+    pack_keys_in_pairs(n->v_t, w->dout_row, v, j0, n->keys, f->dim_v, t);
+    uint16_t *x = pack_keys_in_pairs(n->k_t, w->q_row, k, j0, n->keys, f->dim, t);
+    n->not_finite = !all_finite_bf16(x, n->keys * 2 * w->q_row);
+    if (n->not_finite) keep_finite_bf16(x, x, n->keys * 2 * w->q_row);
+    for (int j = 0; j < KEYS / 2; j++)
+        for (ptrdiff_t d = 0; d < w->dim_pad; d += VEC_LEN) {
+            const uint16_t *low = x + 2 * j * 2 * w->q_row + d;
+            real *to = n->k + d / PANEL * PANEL * (KEYS / 2) + j * PANEL + d % PANEL;
+            vec_store(to, vec_pairs(low, low + 2 * w->q_row));
+        }
+}
+#endif
+
 static void pack_panel(const problem *w, panel *n, int64_t b, int64_t h_kv, int64_t j0, int keys, scratch *t)
 {
     const fa4_fwd_params *f = &w->p->fwd;
     tile_source k = source_of(f->k, f->dtype, f->stride_k, b, h_kv);
     tile_source v = source_of(f->v, f->dtype, f->stride_v, b, h_kv);
+    (void)t; // pairs only
     n->keys = keys;
     memset(n->dk_t, 0, w->size.dk_t * sizeof(real));
     memset(n->dv_t, 0, w->size.dv_t * sizeof(real));
 #ifdef VEC_BF16
     if (w->pairs) {
-        uint16_t *x = (uint16_t *)t->rows;
-        for (int j = 0; j < keys; j++) copy_row(x + j * 2 * w->dout_row, 2 * w->dout_row, &v, j0 + j, f->dim_v);
-        memset(x + keys * 2 * w->dout_row, 0, (KEYS - keys) * w->dout_row * sizeof(real));
-        transpose(n->v_t, KEYS, t->rows, w->dout_row, KEYS, w->dout_row);
-        for (int j = 0; j < keys; j++) copy_row(x + j * 2 * w->q_row, 2 * w->q_row, &k, j0 + j, f->dim);
-        memset(x + keys * 2 * w->q_row, 0, (KEYS - keys) * w->q_row * sizeof(real));
-        transpose(n->k_t, KEYS, t->rows, w->q_row, KEYS, w->q_row);
-        n->not_finite = !all_finite_bf16(x, keys * 2 * w->q_row);
-        if (n->not_finite) keep_finite_bf16(x, x, keys * 2 * w->q_row);
-        for (int j = 0; j < KEYS; j += 2)
-            for (ptrdiff_t d = 0; d < w->dim_pad; d += VEC_LEN) {
-                const uint16_t *low = x + j * 2 * w->q_row + d;
-                vec_store(n->k + d / PANEL * PANEL * (KEYS / 2) + j / 2 * PANEL + d % PANEL,
-                          vec_pairs(low, low + 2 * w->q_row));
-            }
+        pack_panel_in_pairs(w, n, &k, &v, j0, t);
         return;
     }
 #endif
@@ -411,11 +429,11 @@ static void pack_panel(const problem *w, panel *n, int64_t b, int64_t h_kv, int6
     tile_pack_rows(n->k, &k, keys, f->dim);
     n->not_finite = !all_finite(n->k, tile_packed_size(keys, f->dim));
     if (n->not_finite) keep_finite(n->k, n->k, tile_packed_size(keys, f->dim));
-    (void)t;
 }
 
 // ---- One tile
 
+// Of a tile's pairs of query and key.
 typedef enum { SEEN_NONE, SEEN_SOME, SEEN_ALL } seen;
 
 // How much of a tile the band leaves.
@@ -461,7 +479,8 @@ static seen fill_bias(const problem *w, const row_block *r, int64_t b, int64_t h
         first = (int)max64(min64(i0 + i + w->lo - j0, keys), 0);
         last = (int)max64(min64(i0 + i + w->hi + 1 - j0, keys), first);
         if (r->lse[i] == -INFINITY) last = first;
-        if (i > 0 && first == first_above && last == last_above && (!f->mask || f->stride_mask[2] == 0)) {
+        if (i > 0 && first == first_above && last == last_above &&
+            (f->mask_type == FA4_MASK_NONE || f->stride_mask[2] == 0)) {
             memcpy(bias, bias - KEYS, KEYS * sizeof *bias);
         } else {
             load_bias(bias, f, b, h, i0 + i, j0, first, last);
@@ -568,12 +587,12 @@ static int load_not_finite(real *to, ptrdiff_t whole, const tile_source *s, int6
 static void add_row_not_finite(const problem *w, real *grad_t, const real *x, ptrdiff_t n, const real *weight,
                                const real *bias, int i, int keys)
 {
-    real seen_weight[KEYS];
-    for (int j = 0; j < keys; j++) seen_weight[j] = weight_at(w, weight, i, j);
+    real row_weight[KEYS];
+    for (int j = 0; j < keys; j++) row_weight[j] = weight_at(w, weight, i, j);
     for (ptrdiff_t d = 0; d < n; d++) {
         if (x[d] == 0) continue;
         for (int j = 0; j < keys; j++) {
-            const real product = seen_weight[j] * x[d];
+            const real product = row_weight[j] * x[d];
             grad_t[d * KEYS + j] += bias && bias[i * KEYS + j] == -INFINITY ? 0 : product;
         }
     }
