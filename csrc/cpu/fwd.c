@@ -307,9 +307,10 @@ static void mask_row(const fwd_context *c, real *s, int64_t b, fwd_row row, int6
             vec_store(s + x, vec_select((veci)(a == hidden), hidden, sum));
         }
     }
-    if (first > 0 || last < n)
-        for (int64_t x = 0; x < n; x += VEC_LEN)
-            vec_store(s + x, vec_keep(vec_load(s + x), first - x, last - x, -INFINITY));
+    for (int64_t x = 0; x < min_i64(first, n); x += VEC_LEN)
+        vec_store(s + x, vec_keep(vec_load(s + x), first - x, VEC_LEN, -INFINITY));
+    for (int64_t x = max_i64(last, 0) / VEC_LEN * VEC_LEN; x < n; x += VEC_LEN)
+        vec_store(s + x, vec_keep(vec_load(s + x), 0, last - x, -INFINITY));
 }
 
 static real row_max(const real *s, int64_t n)

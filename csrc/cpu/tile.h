@@ -185,30 +185,39 @@ static inline void tile_store_row(void *dst, fa4_dtype dtype, int64_t stride, co
     for (; i < n; i++) element_store(dst, dtype, i * stride, row[i]);
 }
 
+// n elements of a row as reals, and zeros up to `whole`: where they are if that can be, or in the buffer.
+static inline const real *tile_row(real *buffer, const tile_source *s, int64_t row, int64_t n, int64_t whole)
+{
+    if (s->stride_col == 1 && element_size(s->dtype) == sizeof(real) && n == whole) return tile_source_at(s, row);
+    tile_load_row(buffer, s, row, n);
+    for (int64_t i = n; i < whole; i++) buffer[i] = 0;
+    return buffer;
+}
+
+enum { TILE_ROW_MAX = 256 + VEC_LEN };
+
 // B = rows of the source: depth rows, cols elements of each. Columns up to a whole panel are zeros.
 static __attribute__((unused)) void tile_pack_rows(real *b, const tile_source *s, int64_t depth, int64_t cols)
 {
-    real row[256 + PANEL];
-    int64_t whole = (cols + PANEL - 1) / PANEL * PANEL;
+    real buffer[TILE_ROW_MAX];
+    int64_t whole = (cols + VEC_LEN - 1) / VEC_LEN * VEC_LEN, panels = (cols + PANEL - 1) / PANEL * PANEL;
     for (int64_t k = 0; k < depth; k++) {
-        tile_load_row(row, s, k, cols);
-        for (int64_t n = cols; n < whole; n++) row[n] = 0;
-        for (int64_t n = 0; n < whole; n += PANEL) memcpy(b + n * depth + k * PANEL, row + n, sizeof(real) * PANEL);
+        const real *row = tile_row(buffer, s, k, cols, whole);
+        for (int64_t n = 0; n < panels; n += VEC_LEN)
+            vec_store(b + n / PANEL * PANEL * depth + k * PANEL + n % PANEL, n < whole ? vec_load(row + n) : (vec){0});
     }
 }
 
 // B = the source's rows as columns: cols rows, depth elements of each. Columns up to a whole panel are zeros.
 static __attribute__((unused)) void tile_pack_columns(real *b, const tile_source *s, int64_t depth, int64_t cols)
 {
-    enum { DEPTH_MAX = 256 };
-    real rows[VEC_LEN][DEPTH_MAX];
-    for (int64_t n = 0; n < cols; n += VEC_LEN) {
+    real buffer[VEC_LEN][TILE_ROW_MAX];
+    int64_t whole = (depth + VEC_LEN - 1) / VEC_LEN * VEC_LEN, panels = (cols + PANEL - 1) / PANEL * PANEL;
+    for (int64_t n = 0; n < panels; n += VEC_LEN) {
+        const real *rows[VEC_LEN];
         for (int64_t i = 0; i < VEC_LEN; i++) {
-            if (n + i < cols) {
-                tile_load_row(rows[i], s, n + i, depth);
-            } else {
-                memset(rows[i], 0, sizeof(real) * (size_t)depth);
-            }
+            int64_t there = n + i < cols ? depth : 0;
+            rows[i] = tile_row(buffer[i], s, there ? n + i : 0, there, whole);
         }
         real *dst = b + n / PANEL * PANEL * depth + n % PANEL;
         for (int64_t k = 0; k < depth; k += VEC_LEN) {
@@ -218,9 +227,6 @@ static __attribute__((unused)) void tile_pack_columns(real *b, const tile_source
             for (int64_t i = 0; i < VEC_LEN && k + i < depth; i++) vec_store(dst + (k + i) * PANEL, r[i]);
         }
     }
-    int64_t whole = (cols + PANEL - 1) / PANEL * PANEL;
-    for (int64_t n = (cols + VEC_LEN - 1) / VEC_LEN * VEC_LEN; n < whole; n += VEC_LEN)
-        for (int64_t k = 0; k < depth; k++) vec_store(b + n / PANEL * PANEL * depth + n % PANEL + k * PANEL, (vec){0});
 }
 
 #endif

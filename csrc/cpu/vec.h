@@ -354,7 +354,12 @@ static inline void vec_store_bf16(uint16_t *p, vec x)
 // Two rows of bf16 to pairs: lane i has low[i] in its low half, high[i] in its high half.
 static inline vec vec_pairs(const uint16_t *low, const uint16_t *high)
 {
+#    ifdef VEC_AVX512
+    __m512i lows = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)low));
+    return (vec)_mm512_or_si512(lows, (__m512i)vec_load_bf16(high));
+#    else
     return (vec)((vecu)vec_load_bf16(high) | (vecu)vec_load_bf16(low) >> 16);
+#    endif
 }
 
 #    ifdef VEC_BF16
