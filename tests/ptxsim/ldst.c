@@ -136,47 +136,66 @@ static const char *access_modifiers(const inst *in, const kernel *k, bool load, 
 
 // ------------------------------------------------------------------------------------------------------- registers
 
-// An element of size bytes in a buffer, and its poison, to a register; b128 takes two.
-static void element_to_register(warp *w, int reg, int lane, const unsigned char *from, uint32_t poison, type t,
-                                int reg_bytes)
+// An element of bytes (1 to 8) of a buffer, and its poison, to a register; sign_to: extended to so many bytes, or 0.
+static inline void element_to_register(warp *w, int reg, int lane, const unsigned char *from, uint32_t poison,
+                                       int bytes, int sign_to)
 {
-    int bytes = type_bytes(t);
     uint64_t value = 0;
-    memcpy(&value, from, bytes > 8 ? 8 : (size_t)bytes);
+    switch (bytes) {
+    case 4: memcpy(&value, from, 4); break;
+    case 8: memcpy(&value, from, 8); break;
+    default: memcpy(&value, from, (size_t)bytes);
+    }
     size_t at = (size_t)reg * LANES + (size_t)lane;
-    uint8_t undefined = (uint8_t)(poison & (bytes >= 8 ? 0xff : (1u << bytes) - 1));
-    if (t == T_S8 || t == T_S16 || t == T_S32) {
+    uint8_t undefined = (uint8_t)(poison & ((1u << bytes) - 1));
+    if (sign_to) {
         int shift = 64 - 8 * bytes;
         value = (uint64_t)((int64_t)(value << shift) >> shift);
-        if (reg_bytes < 8) value &= ((uint64_t)1 << 8 * reg_bytes) - 1;
-        if (undefined >> (bytes - 1)) undefined |= (uint8_t)(((1u << reg_bytes) - 1) & ~((1u << bytes) - 1));
+        if (sign_to < 8) value &= ((uint64_t)1 << 8 * sign_to) - 1;
+        if (undefined >> (bytes - 1)) undefined |= (uint8_t)(((1u << sign_to) - 1) & ~((1u << bytes) - 1));
     }
     w->regs[at] = value;
     w->poison[at] = undefined;
-    w->poisoned[reg] = (w->poisoned[reg] & ~(1u << lane)) | (uint32_t)(undefined != 0) << lane;
-    if (bytes == 16) element_to_register(w, reg + 1, lane, from + 8, poison >> 8, T_B64, 8);
+    uint32_t bit = 1u << lane;
+    w->poisoned[reg] = undefined ? w->poisoned[reg] | bit : w->poisoned[reg] & ~bit;
 }
 
-static uint32_t operand_to_element(warp *w, const operand *o, int lane, type t, unsigned char *to)
+static inline uint32_t operand_to_element(warp *w, const operand *o, int lane, type t, int bytes, unsigned char *to)
 {
     uint8_t poison = 0;
-    int bytes = type_bytes(t);
     uint64_t value;
     if (o->kind == OP_REG) {
         size_t at = (size_t)o->reg * LANES + (size_t)lane;
         value = w->regs[at];
         poison = w->poison[at];
         if (bytes == 16) {
-            memcpy(to + 8, &w->regs[at + LANES], 8);
             memcpy(to, &value, 8);
+            memcpy(to + 8, &w->regs[at + LANES], 8);
             return poison | (uint32_t)w->poison[at + LANES] << 8;
         }
     } else {
         value = read_operand(w, o, lane, t, &poison);
         if (bytes == 16) memset(to + 8, 0, 8);
     }
-    memcpy(to, &value, bytes > 8 ? 8 : (size_t)bytes);
-    return poison & (bytes >= 8 ? 0xffu : (1u << bytes) - 1);
+    switch (bytes) {
+    case 4: memcpy(to, &value, 4); break;
+    case 8:
+    case 16: memcpy(to, &value, 8); break;
+    default: memcpy(to, &value, (size_t)bytes);
+    }
+    return poison & ((1u << bytes) - 1);
+}
+
+// read_address, at once where nothing is undefined and nothing wraps.
+static inline bool address_of(warp *w, const inst *in, const operand *bracket, int lane, uint64_t *address)
+{
+    const operand *o = &bracket->items[0];
+    if (o->reg < 0 || o->symbol >= 0 || w->poisoned[o->reg] || o->imm < 0)
+        return read_address(w, in, bracket, lane, address);
+    uint64_t base = w->regs[(size_t)o->reg * LANES + (size_t)lane];
+    *address = base + (uint64_t)o->imm;
+    // A 32-bit sum may wrap round.
+    return base <= UINT32_MAX && *address > UINT32_MAX ? read_address(w, in, bracket, lane, address) : true;
 }
 
 static int items_of(const operand *o)
@@ -207,7 +226,8 @@ static bool sources(const operand *o, int count)
 
 // ----------------------------------------------------------------------------------------------------------- ld, st
 
-// p: 0 space, 1 type, 2 count, 3 order, 4 scope, 5 bytes in all, 6 noncoherent, 7 bytes of the destination registers
+// p: 0 space, 1 type, 2 count, 3 order, 4 scope, 5 bytes in all, 6 noncoherent, 7 bytes of the destination registers,
+// 8 of an element
 static outcome exec_ld(warp *w, const inst *in, uint32_t mask)
 {
     accessor x;
@@ -215,7 +235,8 @@ static outcome exec_ld(warp *w, const inst *in, uint32_t mask)
     scope sc = (scope)in->p[4];
     type t = (type)in->p[1];
     const operand *to = &in->ops[0];
-    int count = in->p[2], bytes = in->p[5] / count;
+    int count = in->p[2], bytes = in->p[8];
+    bool sign = t == T_S8 || t == T_S16 || t == T_S32;
     thread_accessor(&x, w, in, __builtin_ctz(mask), false, o, sc, false);
     if (in->p[6]) x.e.flags |= ENTRY_NONCOHERENT;
     bool fine = true;
@@ -225,12 +246,15 @@ static outcome exec_ld(warp *w, const inst *in, uint32_t mask)
         unsigned char data[32];
         uint32_t poison;
         accessor_lane(&x, lane);
-        fine = read_address(w, in, &in->ops[1], lane, &address) &&
+        fine = address_of(w, in, &in->ops[1], lane, &address) &&
                load_with(&x, (space)in->p[0], address, in->p[5], data, &poison, o, sc);
         for (int i = 0; i < count && fine; i++) {
             const operand *item = item_of(to, i);
-            if (item->kind == OP_REG)
-                element_to_register(w, item->reg, lane, data + i * bytes, poison >> i * bytes, t, in->p[7]);
+            if (item->kind != OP_REG) continue;
+            const unsigned char *element = data + i * bytes;
+            element_to_register(w, item->reg, lane, element, poison >> i * bytes, bytes < 8 ? bytes : 8,
+                                sign ? in->p[7] : 0);
+            if (bytes == 16) element_to_register(w, item->reg + 1, lane, element + 8, poison >> 8, 8, 0);
         }
     }
     accessor_end(&x);
@@ -244,7 +268,7 @@ static outcome exec_st(warp *w, const inst *in, uint32_t mask)
     scope sc = (scope)in->p[4];
     type t = (type)in->p[1];
     const operand *from = &in->ops[1];
-    int count = in->p[2], bytes = in->p[5] / count;
+    int count = in->p[2], bytes = in->p[8];
     thread_accessor(&x, w, in, __builtin_ctz(mask), true, o, sc, false);
     bool fine = true;
     for (uint32_t lanes = mask; lanes && fine; lanes &= lanes - 1) {
@@ -254,8 +278,8 @@ static outcome exec_st(warp *w, const inst *in, uint32_t mask)
         uint32_t poison = 0;
         accessor_lane(&x, lane);
         for (int i = 0; i < count; i++)
-            poison |= operand_to_element(w, item_of(from, i), lane, t, data + i * bytes) << i * bytes;
-        fine = read_address(w, in, &in->ops[0], lane, &address) &&
+            poison |= operand_to_element(w, item_of(from, i), lane, t, bytes, data + i * bytes) << i * bytes;
+        fine = address_of(w, in, &in->ops[0], lane, &address) &&
                store_with(&x, (space)in->p[0], address, in->p[5], data, poison, o, sc);
     }
     accessor_end(&x);
@@ -276,6 +300,7 @@ static void set_form(inst *in, const access_form *f)
     in->p[4] = (int32_t)f->scope;
     in->p[5] = f->count * type_bytes(f->type);
     in->p[6] = f->noncoherent;
+    in->p[8] = type_bytes(f->type);
 }
 
 static const char *decode_ld(inst *in, const kernel *k)
@@ -368,7 +393,7 @@ static outcome exec_stmatrix(warp *w, const inst *in, uint32_t mask)
         for (uint32_t lanes = mask; lanes; lanes &= lanes - 1) {
             int lane = __builtin_ctz(lanes), row, column;
             unsigned char data[4];
-            uint32_t poison = operand_to_element(w, item_of(&in->ops[1], i), lane, T_B32, data);
+            uint32_t poison = operand_to_element(w, item_of(&in->ops[1], i), lane, T_B32, 4, data);
             for (int h = 0; h < 2; h++) {
                 fragment_place(lane, h, in->p[1], &row, &column);
                 memcpy(&m.of[i][row][column], data + 2 * h, 2);
@@ -396,7 +421,7 @@ static outcome exec_movmatrix(warp *w, const inst *in, uint32_t mask)
     uint8_t poison_of[8][8];
     for (int lane = 0; lane < LANES; lane++) {
         unsigned char data[4];
-        uint32_t poison = operand_to_element(w, &in->ops[1], lane, T_B32, data);
+        uint32_t poison = operand_to_element(w, &in->ops[1], lane, T_B32, 4, data);
         for (int h = 0; h < 2; h++) {
             memcpy(&of[lane / 4][2 * (lane % 4) + h], data + 2 * h, 2);
             poison_of[lane / 4][2 * (lane % 4) + h] = poison >> 2 * h & 3;

@@ -369,9 +369,11 @@ static bool live_mbarrier(accessor *x, const location *l, int size)
     return true;
 }
 
-static bool holds(const accessor *x, const location *l, int size)
+static void there(accessor *x, const location *l, int size)
 {
-    return x->value && !memcmp(l->data, x->value, (size_t)size) && !poison_bits(l->poison, size);
+    x->data = l->data;
+    x->poison = l->poison;
+    x->size = size;
 }
 
 bool access_begin(accessor *x, location *l, int size)
@@ -380,7 +382,7 @@ bool access_begin(accessor *x, location *l, int size)
         if (live_mbarrier(x, l, size)) return false;
         x->what = "shared memory";
         x->base = (uint64_t)l->owner->rank << 24;
-        x->unchanged = holds(x, l, size);
+        there(x, l, size);
         cells_access_bytes(x, l->owner->shared_shadow->cell, l->offset, (size_t)size);
         return true;
     }
@@ -393,7 +395,7 @@ bool access_begin(accessor *x, location *l, int size)
     x->what = "global memory";
     x->base = l->piece.page_address;
     x->e.cluster = x->c->order->serial;
-    x->unchanged = holds(x, l, size);
+    there(x, l, size);
     cells_access_bytes(x, l->piece.cells, l->piece.offset, (size_t)size);
     accessor_end(x);
     x->pool = own;

@@ -12,6 +12,25 @@
 
 // --------------------------------------------------------------------------------------------------------- vectors
 
+// Vectors are worked on in blocks of BLOCK components; what is behind the n-th is 0.
+enum { BLOCK = 4 };
+typedef uint32_t block __attribute__((vector_size(BLOCK * sizeof(uint32_t))));
+
+static block block_at(const clock_vector *v, uint32_t i)
+{
+    block b;
+    memcpy(&b, v->v + i, sizeof b);
+    return b;
+}
+
+static bool any(block b)
+{
+    uint64_t parts[sizeof b / sizeof(uint64_t)], all = 0;
+    memcpy(parts, &b, sizeof b);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) all |= parts[i];
+    return all != 0;
+}
+
 static clock_vector *vector_new(uint32_t n)
 {
     uint32_t room = (n + 63) & ~63u;
@@ -20,6 +39,7 @@ static clock_vector *vector_new(uint32_t n)
     v->refs = 1;
     v->n = n;
     v->room = room;
+    memset(v->v + n, 0, (room - n) * sizeof *v->v);
     return v;
 }
 
@@ -39,10 +59,7 @@ static clock_vector *vector_own(clock_vector **to, uint32_t n)
 {
     clock_vector *v = *to;
     if (v && v->refs == 1 && v->room >= n) {
-        if (v->n < n) {
-            memset(v->v + v->n, 0, (n - v->n) * sizeof *v->v);
-            v->n = n;
-        }
+        if (v->n < n) v->n = n;
         return v;
     }
     uint32_t had = v ? v->n : 0;
@@ -75,22 +92,26 @@ static void vector_take(clock_vector **to, clock_vector *from)
         *to = vector_retain(from);
         return;
     }
-    uint32_t both = old->n < from->n ? old->n : from->n, news = 0, olds = 0;
-    for (uint32_t i = 0; i < both; i++) {
-        news |= from->v[i] > old->v[i];
-        olds |= old->v[i] > from->v[i];
+    uint32_t both = old->n < from->n ? old->n : from->n, i = 0;
+    block news = {0}, olds = {0};
+    for (; i < both; i += BLOCK) {
+        block a = block_at(old, i), b = block_at(from, i);
+        news |= (block)(b > a);
+        olds |= (block)(a > b);
     }
-    for (uint32_t i = both; i < from->n && !news; i++) news = from->v[i] != 0;
-    if (!news) return;
-    for (uint32_t i = both; i < old->n && !olds; i++) olds = old->v[i] != 0;
-    if (!olds) {
+    for (uint32_t j = i; j < from->n; j += BLOCK) news |= block_at(from, j);
+    if (!any(news)) return;
+    for (uint32_t j = i; j < old->n; j += BLOCK) olds |= block_at(old, j);
+    if (!any(olds)) {
         vector_set(to, from);
         return;
     }
-    uint32_t n = from->n;
-    clock_vector *mine = vector_own(to, n > old->n ? n : old->n);
-    for (uint32_t i = 0; i < n; i++)
-        if (from->v[i] > mine->v[i]) mine->v[i] = from->v[i];
+    clock_vector *mine = vector_own(to, from->n > old->n ? from->n : old->n);
+    for (uint32_t j = 0; j < from->n; j += BLOCK) {
+        block a = block_at(mine, j), b = block_at(from, j), greater = (block)(b > a);
+        a = (b & greater) | (a & ~greater);
+        memcpy(mine->v + j, &a, sizeof a);
+    }
 }
 
 static void vector_meet(clock_vector **to, const clock_vector *with)

@@ -144,10 +144,13 @@ typedef struct {
     history_pool *pool;
     domain d;
     place at;
-    entry e; // to be recorded: without its mask
-    // A store by a thread: what it writes; and whether that is there already. Threads that write the same value to the
-    // same place do not race, whoever comes last.
-    const void *value;
+    entry e;     // to be recorded: without its mask
+    bool single; // a thread's: one cell or a few, nothing to remember
+    // A store by a thread: what it writes, and what is there, with its poison. unchanged: both are known to be the
+    // same.
+    const void *value, *data;
+    const uint8_t *poison;
+    int size;
     bool unchanged;
     const char *what; // "shared memory"
     const agent *agent;

@@ -241,6 +241,15 @@ static bool observed(const accessor *x, const history *h, unsigned write)
     return false;
 }
 
+// Threads that write the same value to the same place do not race, whoever comes last.
+static bool writes_what_is_there(accessor *x)
+{
+    if (!x->value || x->unchanged) return x->unchanged;
+    for (int i = 0; i < x->size; i++)
+        if (x->poison[i]) return false;
+    return x->unchanged = !memcmp(x->data, x->value, (size_t)x->size);
+}
+
 static void check(accessor *x, const history *h, uint16_t mask, size_t cell)
 {
     static const view_kind seen_as[] = {K_GENERIC, K_ASYNC_SHARED, K_ASYNC_GLOBAL, K_TENSOR};
@@ -266,7 +275,7 @@ static void check(accessor *x, const history *h, uint16_t mask, size_t cell)
             continue;
         }
         if (morally_strong(x, e) || observed(x, h, i)) continue;
-        if (x->unchanged && e->flags & ENTRY_WRITE && !(e->flags & ENTRY_OPERATION)) continue;
+        if (e->flags & ENTRY_WRITE && !(e->flags & ENTRY_OPERATION) && writes_what_is_there(x)) continue;
         if (x->d == D_TENSOR && e->component == x->e.component && e->number <= x->e.number &&
             x->e.flags & ENTRY_OPERATION && x->agent->tensor && tensor_pipeline(x, e))
             continue;
@@ -336,27 +345,39 @@ static history *successor(accessor *x, history *h, uint16_t mask)
     return n;
 }
 
+// Cells that are alike, from cell on, get the history that the memo has for them. Returns how many.
+static size_t repeat(const memo *m, history **cell, size_t n)
+{
+    size_t run = 0;
+    while (run < n && cell[run] == m->old) cell[run++] = m->now;
+    m->now->refs += (uint32_t)run;
+    // The memo has a reference to the old one, so that it does not end here.
+    if (m->old) m->old->refs -= (uint32_t)run;
+    return run;
+}
+
 void cells_access(accessor *x, history **cell, size_t n, uint16_t mask)
 {
     memo *m = &x->memo[mask != 0xffff];
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n;) {
         history *h = cell[i];
         if (m->now && h == m->old && mask == m->mask) {
-            if (m->now == h) continue;
-            m->now->refs++;
-            history_release(x->pool, h);
-            cell[i] = m->now;
+            i += repeat(m, cell + i, n - i);
             continue;
         }
         if (h) check(x, h, mask, (size_t)(&cell[i] - x->cells));
         bool alone = h && h->refs == 1;
-        cell[i] = successor(x, h, mask);
+        history *now = cell[i++] = successor(x, h, mask);
         if (alone) continue;
+        if (x->single) {
+            history_release(x->pool, h);
+            continue;
+        }
         // The cell's reference to the old history becomes the memo's.
         history_release(x->pool, m->old);
         history_release(x->pool, m->now);
-        *m = (memo){h, cell[i], mask};
-        cell[i]->refs++;
+        *m = (memo){h, now, mask};
+        now->refs++;
     }
 }
 
@@ -394,6 +415,7 @@ void thread_accessor(accessor *x, warp *w, const inst *in, int lane, bool write,
     cluster *c = w->cta->cluster;
     *x = (accessor){.v = &wo->lane[lane], .c = c, .pool = &c->order->pool, .d = D_GENERIC, .at = {w, in, lane}};
     x->e.in = in;
+    x->single = true;
     x->e.component = wo->base;
     x->e.number = wo->lane[lane].epoch;
     x->e.lanes = 1u << lane;
@@ -404,12 +426,13 @@ void thread_accessor(accessor *x, warp *w, const inst *in, int lane, bool write,
 
 void accessor_lane(accessor *x, int lane)
 {
-    accessor_end(x);
     x->v = &order_of(x->at.w)->lane[lane];
     x->at.lane = lane;
     x->e.lanes = 1u << lane;
     x->e.number = x->v->epoch;
     x->e.cluster = 0;
+    x->value = NULL;
+    x->unchanged = false;
 }
 
 void agent_accessor(accessor *x, agent *a, domain d, bool write)
