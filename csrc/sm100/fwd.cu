@@ -17,14 +17,14 @@
 //     kv_full        load 1 + bytes                          -> mma          a block of K or V is there
 //     kv_empty       mma 1 (commit)                          -> load         it has been read
 //     q_full         load 1 + bytes                          -> mma
-//     q_empty        mma 1 (commit)                          -> load         the tile's last S is complete
+//     q_empty        mma 1 (commit)                          -> load         the tile's last S is complete (not tight)
 //     s_full         mma 1 (commit)                          -> softmax      S, and all products before
 //     p_full         softmax 4 warps + correction 4 warps    -> mma          three quarters of P, and O may be added to
 //     p_last         softmax 4 warps                         -> mma          the last quarter
 //     stats_empty    correction 4 warps                      -> softmax      what it told has been read
 //     o_full         mma 1 (commit)                          -> correction   O is complete
 //     out_full       correction 4 warps                      -> store        O is in shared memory
-//     out_empty      store 1                                 -> correction   and has been read there
+//     out_empty      store 1                                 -> correction   and has been read there (tight: load too)
 //
 // and named barriers STATS + 4 tile + warp, of 64 threads: a softmax warp tells its correction warp.
 //
@@ -68,9 +68,8 @@ enum { TMEM_S = 0, TMEM_P = BLOCK_KV / 2, TMEM_O = TILES * BLOCK_KV, TMEM_COLUMN
 static_assert(TMEM_O + TILES * DV <= TMEM_COLUMNS, "S and O of two tiles must fit in tensor memory");
 
 struct smem {
-    alignas(1024) uint16_t q[TILES][BLOCK_Q * D];
-    alignas(1024) uint16_t o[TILES][BLOCK_Q * DV];
-    alignas(1024) uint16_t kv[STAGES][FA4_SM100_SLOT(SHAPE) / 2];
+    alignas(1024) unsigned char queries[FA4_SM100_QUERY_BYTES(SHAPE)]; // Q of both tiles, O of both, or O over Q
+    alignas(1024) unsigned char ring[FA4_SM100_RING_BYTES(SHAPE)];     // K V K V ...
     float factor[TILES][BLOCK_Q]; // what O is multiplied by; after the last block l
     float row_max[TILES][BLOCK_Q];
     uint64_t kv_full[STAGES], kv_empty[STAGES];
@@ -81,6 +80,35 @@ struct smem {
 };
 static_assert(sizeof(smem) == FA4_SM100_SHARED_BYTES(SHAPE), "plan.c asks for this");
 static_assert(sizeof(smem) <= 227 * 1024, "one CTA may use 227 KiB");
+
+enum {
+    Q_BYTES = BLOCK_Q * D * 2,
+    O_BYTES = BLOCK_Q * DV * 2,
+    K_BYTES = BLOCK_KV * D * 2,
+    V_BYTES = BLOCK_KV * DV * 2,
+    O_OFFSET = SHAPE.tight ? 0 : TILES * Q_BYTES,
+    O_STEP = SHAPE.tight ? Q_BYTES : O_BYTES,
+};
+
+FA4_DEVICE uint32_t q_offset(int t)
+{
+    return t * Q_BYTES;
+}
+
+FA4_DEVICE uint32_t o_offset(int t)
+{
+    return O_OFFSET + t * O_STEP;
+}
+
+// Where the block at a stage of the ring is. K and V alternate through three tight places of K + V + K bytes: a K
+// begins at 0, V or K + V, a V at 0, K or K + V. Of what is there together only a K at 0 and the K at V before it
+// overlap.
+FA4_DEVICE uint32_t ring_offset(uint32_t stage, bool is_k)
+{
+    if (!SHAPE.tight) return stage * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES);
+    return stage == 0 ? 0 : stage == 1 ? (is_k ? V_BYTES : K_BYTES) : K_BYTES + V_BYTES;
+}
+static_assert(!SHAPE.tight || STAGES == 3 && DV <= D, "the places of a tight ring");
 
 // Named barriers. BARRIER_TMEM: softmax, correction and mma warps, before tensor memory is given back.
 enum { BARRIER_TMEM = 1, BARRIER_STATS = 2, TMEM_THREADS = 13 * 32 };
@@ -115,7 +143,7 @@ struct blocks {
     }
 };
 
-// The 256 queries of a CTA, and how many keys this batch has.
+// The 256 rows of a CTA, and how many keys this batch has. A row is a query, or one of the heads packed with it.
 struct work {
     fa4_tile tile;
     int len_kv;
@@ -135,7 +163,8 @@ FA4_DEVICE work work_of(const fa4_sm100_fwd_args &args, int index)
 
 FA4_DEVICE blocks blocks_of(const fa4_sm100_fwd_args &args, const work &w, int t)
 {
-    const int first = w.first_row(t), last = min(first + BLOCK_Q, args.len_q) - 1;
+    const int first = w.first_row(t) >> args.pack_log2; // queries
+    const int last = min(w.first_row(t) + BLOCK_Q - 1 >> args.pack_log2, args.len_q - 1);
     const int key_begin = max(0, first + args.lo), key_end = min(w.len_kv, last + args.hi + 1);
     if (first > last || key_begin >= key_end) return {0, 0};
     return {key_begin / BLOCK_KV, (key_end + BLOCK_KV - 1) / BLOCK_KV};
@@ -198,10 +227,12 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtenso
         const int head_v = w.tile.head_kv * args.step_head[2], batch_v = w.tile.batch * args.step_batch[2];
 
         auto load_k = [&](int block) {
-            const uint32_t full = shared_address(&s.kv_full[at.stage]), dst = shared_address(s.kv[at.stage]);
+            const uint32_t full = shared_address(&s.kv_full[at.stage]);
+            const uint32_t dst = shared_address(s.ring) + ring_offset(at.stage, true);
             mbarrier_wait(shared_address(&s.kv_empty[at.stage]), at.parity ^ 1);
+            if (SHAPE.tight && at.stage == 0) mbarrier_wait(shared_address(&s.kv_empty[1]), at.parity ^ 1);
             if (elected) {
-                mbarrier_arrive_expect_tx(full, BLOCK_KV * D * 2);
+                mbarrier_arrive_expect_tx(full, K_BYTES);
                 for (int slab = 0; slab < D / COLUMNS; slab++)
                     cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_KV * ROW, map_k, slab * COLUMNS, block * BLOCK_KV,
                                                  head_k, batch_k, full, FA4_EVICT_LAST);
@@ -209,7 +240,8 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtenso
             at.next();
         };
         auto load_v = [&](int block) {
-            const uint32_t full = shared_address(&s.kv_full[at.stage]), dst = shared_address(s.kv[at.stage]);
+            const uint32_t full = shared_address(&s.kv_full[at.stage]);
+            const uint32_t dst = shared_address(s.ring) + ring_offset(at.stage, false);
             const uint32_t v_end = shared_address(&s.v_end);
             const int rows = w.len_kv - block * BLOCK_KV;
             // Past the tensor's end the copy writes zeros itself; a batch that ends earlier has something there.
@@ -217,7 +249,7 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtenso
             const uint32_t mbar = clear ? v_end : full;
             mbarrier_wait(shared_address(&s.kv_empty[at.stage]), at.parity ^ 1);
             if (elected) {
-                mbarrier_arrive_expect_tx(mbar, BLOCK_KV * DV * 2);
+                mbarrier_arrive_expect_tx(mbar, V_BYTES);
                 for (int slab = 0; slab < DV / COLUMNS_V; slab++)
                     cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_KV * ROW_V, map_v, slab * COLUMNS_V,
                                                  block * BLOCK_KV, head_v, batch_v, mbar, FA4_EVICT_LAST);
@@ -232,21 +264,27 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtenso
         };
 
         const both_blocks n = both_blocks_of(args, w);
-        if (n.all.empty()) return;
-        load_k(n.all.end - 1);
+        if (!n.all.empty()) load_k(n.all.end - 1);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
+            // The place of Q is free when the tile before has its last S, or where O takes it, when that has been
+            // stored.
+            uint64_t *free = SHAPE.tight ? &s.out_empty[t] : &s.q_empty[t];
+            if (SHAPE.tight || !n.of[t].empty()) {
+                mbarrier_wait(shared_address(free), q_parity >> t & 1);
+                q_parity ^= 1u << t;
+            }
             if (n.of[t].empty()) continue;
-            const uint32_t full = shared_address(&s.q_full[t]), dst = shared_address(s.q[t]);
-            mbarrier_wait(shared_address(&s.q_empty[t]), q_parity >> t & 1);
-            q_parity ^= 1u << t;
+            const uint32_t full = shared_address(&s.q_full[t]), dst = shared_address(s.queries) + q_offset(t);
             if (elected) {
-                mbarrier_arrive_expect_tx(full, BLOCK_Q * D * 2);
+                mbarrier_arrive_expect_tx(full, Q_BYTES);
                 for (int slab = 0; slab < D / COLUMNS; slab++)
-                    cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_Q * ROW, map_q, slab * COLUMNS, w.first_row(t),
-                                                 head_q, batch_q, full, FA4_EVICT_FIRST);
+                    cp_async_bulk_tensor_5d_load(dst + slab * BLOCK_Q * ROW, map_q, slab * COLUMNS, 0,
+                                                 w.first_row(t) >> args.pack_log2, head_q, batch_q, full,
+                                                 FA4_EVICT_FIRST);
             }
         }
+        if (n.all.empty()) return;
         load_v(n.all.end - 1);
         for (int block = n.all.end - 2; block >= n.all.begin; block--) {
             load_k(block);
@@ -262,14 +300,10 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
     const uint32_t elected = elect_sync();
     const uint32_t qk = instruction_descriptor(BLOCK_Q, BLOCK_KV, FA4_BF16, false) | (args.negative ? NEGATE_A : 0);
     const uint32_t pv = instruction_descriptor(BLOCK_Q, DV, FA4_BF16, true);
-    const uint64_t q_smem = shared_descriptor<ROW>(shared_address(s.q[0]), 0);
-    const uint64_t k_smem = shared_descriptor<ROW>(shared_address(s.kv[0]), 0);
-    const uint64_t v_smem = shared_descriptor<ROW_V>(shared_address(s.kv[0]), BLOCK_KV * ROW_V);
-    enum {
-        UNIT = 16,
-        Q_TILE = sizeof s.q[0] / UNIT,
-        SLOT = sizeof s.kv[0] / UNIT
-    }; // bytes that a descriptor counts in
+    const uint64_t q_smem = shared_descriptor<ROW>(shared_address(s.queries), 0);
+    const uint64_t k_smem = shared_descriptor<ROW>(shared_address(s.ring), 0);
+    const uint64_t v_smem = shared_descriptor<ROW_V>(shared_address(s.ring), BLOCK_KV * ROW_V);
+    enum { UNIT = 16 }; // bytes that a descriptor counts in
 
     ring<STAGES> at;
     uint32_t q_parity = 0, p_parity = 0;
@@ -278,7 +312,7 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
 
         // S of a tile and the block of keys at this place of the ring.
         auto scores = [&](int t, uint32_t stage) {
-            const uint64_t q = q_smem + t * Q_TILE, k = k_smem + stage * SLOT;
+            const uint64_t q = q_smem + q_offset(t) / UNIT, k = k_smem + ring_offset(stage, true) / UNIT;
 #pragma unroll
             for (int i = 0; i < D / 16; i++) {
                 const int slab = i / (COLUMNS / 16), inside = i % (COLUMNS / 16) * 32;
@@ -289,7 +323,7 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
         };
         // O of a tile plus its P times the block of values at this place. P comes in two parts.
         auto output = [&](int t, uint32_t stage, bool accumulate) {
-            const uint64_t v = v_smem + stage * SLOT;
+            const uint64_t v = v_smem + ring_offset(stage, false) / UNIT;
             const uint32_t p = TMEM_S + t * BLOCK_KV + TMEM_P, o = TMEM_O + t * DV;
             mbarrier_wait(shared_address(&s.p_full[t]), p_parity >> t & 1);
             tcgen05_fence_after_thread_sync();
@@ -318,7 +352,7 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
             tcgen05_fence_after_thread_sync();
             if (!n.of[t].has(n.all.end - 1)) continue;
             scores(t, at.stage);
-            if (n.of[t].begin == n.all.end - 1) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
+            if (!SHAPE.tight && n.of[t].begin == n.all.end - 1) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
         }
         tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
         at.next();
@@ -331,12 +365,17 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
             at.next();
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
-                if (inside || n.of[t].has(block)) output(t, v_stage, inside || block != n.of[t].end - 1);
+                if (inside || n.of[t].has(block)) {
+                    output(t, v_stage, inside || block != n.of[t].end - 1);
+                    if (!inside && block == n.of[t].begin) tcgen05_commit(shared_address(&s.o_full[t]), elected);
+                }
                 if (t == TILES - 1) tcgen05_commit(shared_address(&s.kv_empty[v_stage]), elected);
                 if (t == 0) wait_kv(); // K of the next
-                if (inside || n.of[t].has(block - 1)) scores(t, at.stage);
-                if (!inside && block == n.of[t].begin) tcgen05_commit(shared_address(&s.o_full[t]), elected);
-                if (!inside && block - 1 == n.of[t].begin) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
+                if (inside || n.of[t].has(block - 1)) {
+                    scores(t, at.stage);
+                    if (!SHAPE.tight && !inside && block - 1 == n.of[t].begin)
+                        tcgen05_commit(shared_address(&s.q_empty[t]), elected);
+                }
             }
             tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
             at.next();
@@ -442,12 +481,12 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_sm100_fwd_args &args, int t)
     for_each_work(args, [&](const work &w) {
         const blocks n = blocks_of(args, w, t);
         if (n.empty()) return;
-        const int i = w.first_row(t) + row;
+        const int i = w.first_row(t) + row >> args.pack_log2;
         const int key_begin = max(0, i + args.lo), key_end = min(w.len_kv, i + args.hi + 1);
         // Blocks in [plain_begin, plain_end) need no mask: all of the tile's rows see all of their keys.
-        const int last = w.first_row(t) + BLOCK_Q - 1;
+        const int first = w.first_row(t) >> args.pack_log2, last = w.first_row(t) + BLOCK_Q - 1 >> args.pack_log2;
         const int plain_begin = (max(0, last + args.lo) + BLOCK_KV - 1) / BLOCK_KV;
-        const int plain_end = max(0, min(w.len_kv, w.first_row(t) + args.hi + 1)) / BLOCK_KV;
+        const int plain_end = max(0, min(w.len_kv, first + args.hi + 1)) / BLOCK_KV;
 
         float m = -INFINITY, l = 0;
         auto tell = [&](float x) {
@@ -570,7 +609,8 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_sm100_fwd_args &args)
         }
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            const int i = w.first_row(t) + row;
+            const int i = w.first_row(t) + row >> args.pack_log2;
+            const int head = (w.tile.head << args.pack_log2) + (row & (1 << args.pack_log2) - 1);
             const bool empty = n.of[t].empty();
             float l = 0, m = -INFINITY;
             if (!empty) {
@@ -583,8 +623,7 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_sm100_fwd_args &args)
             const bool sees = max(0, i + args.lo) < min(w.len_kv, i + args.hi + 1);
             const float inverse = 1 / l;
             if (i < args.len_q)
-                args.lse[w.tile.batch * args.stride_lse[0] + w.tile.head * args.stride_lse[1] +
-                         i * args.stride_lse[2]] =
+                args.lse[w.tile.batch * args.stride_lse[0] + head * args.stride_lse[1] + i * args.stride_lse[2]] =
                     l == 0 ? -INFINITY : (m * args.scale_log2 + lg2_approx_ftz(l)) * 0.693147180559945309f;
 
             if (!empty) {
@@ -595,7 +634,8 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_sm100_fwd_args &args)
             mbarrier_wait(shared_address(&sm.out_empty[t]), out_parity >> t & 1);
             out_parity ^= 1u << t;
             // The volatile keeps the compiler from computing the addresses of all slabs once, and spilling them.
-            uint32_t out = shared_address(sm.o[t]) + row * ROW_V, swizzle = ROW_V == 128 ? row % 8 : row / 2 % 4;
+            uint32_t out = shared_address(sm.queries) + o_offset(t) + row * ROW_V,
+                     swizzle = ROW_V == 128 ? row % 8 : row / 2 % 4;
             asm volatile("" : "+r"(out), "+r"(swizzle));
 #pragma unroll
             for (int c = 0; c < DV; c += 16) {
@@ -630,11 +670,12 @@ FA4_DEVICE void store_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtens
     uint32_t parity = 0;
     for_each_work(args, [&](const work &w) {
         for (int t = 0; t < TILES; t++) {
-            const uint32_t src = shared_address(s.o[t]);
+            const uint32_t src = shared_address(s.queries) + o_offset(t);
             mbarrier_wait(shared_address(&s.out_full[t]), parity);
-            if (elected && w.first_row(t) < args.len_q) {
+            const int first = w.first_row(t) >> args.pack_log2;
+            if (elected && first < args.len_q) {
                 for (int slab = 0; slab < DV / COLUMNS_V; slab++)
-                    cp_async_bulk_tensor_4d_store(map_o, slab * COLUMNS_V, w.first_row(t), w.tile.head, w.tile.batch,
+                    cp_async_bulk_tensor_5d_store(map_o, slab * COLUMNS_V, 0, first, w.tile.head, w.tile.batch,
                                                   src + slab * BLOCK_Q * ROW_V);
                 cp_async_bulk_commit_group();
             }

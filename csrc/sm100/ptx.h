@@ -167,6 +167,27 @@ FA4_DEVICE void tcgen05_commit(uint32_t mbar, uint32_t elected)
                  : "memory");
 }
 
+// ---- Tensor copies of queries and output: [batch, unit, query, head, column], innermost last
+
+FA4_DEVICE void cp_async_bulk_tensor_5d_load(uint32_t dst, const CUtensorMap *map, int c0, int c1, int c2, int c3,
+                                             int c4, uint32_t mbar, uint64_t l2_policy)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;"
+                 :
+                 : "r"(dst), "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(mbar), "l"(l2_policy)
+                 : "memory");
+}
+
+FA4_DEVICE void cp_async_bulk_tensor_5d_store(const CUtensorMap *map, int c0, int c1, int c2, int c3, int c4,
+                                              uint32_t src)
+{
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];"
+                 :
+                 : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(src)
+                 : "memory");
+}
+
 // ---- Arithmetic on pairs of floats
 
 typedef uint64_t pair; // element 0 in the low half

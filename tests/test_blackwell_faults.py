@@ -1,0 +1,125 @@
+"""Fault injection: every wait, arrival, fence and commit of the Blackwell forward, removed or bent in its PTX, one at a
+time. The simulator must object to each mutant: by a finding, by a deadlock, or by another result.
+
+What nothing objects to must stand in EXPLAINED, with the reason.
+"""
+
+import re
+
+import ptxsim
+import pytest
+import torch
+from ptxsim import plan
+from reference import hashed
+from test_blackwell import ARCH, module, simulate
+
+KERNEL = "fa4_sm100_fwd_bf16_d64"
+SCHEDULES = [("early", 0), ("late", 0), *(("random", seed) for seed in range(4))]
+
+# Mutant kind and what the instruction serves, as (regular expression of its source context) -> why it may be missing.
+EXPLAINED = {}
+
+
+def sites(lines, pattern):
+    """Line numbers of the instructions that match."""
+    return [i for i, line in enumerate(lines) if re.search(pattern, line)]
+
+
+def without(lines, i, instead=""):
+    return [*lines[:i], instead, *lines[i + 1 :]]
+
+
+def commit_block(lines, i):
+    """First and last line of the braces around an instruction."""
+    begin = max(n for n in range(i) if lines[n].strip() == "{")
+    end = min(n for n in range(i, len(lines)) if lines[n].strip() == "}")
+    return begin, end
+
+
+def mutants(text):
+    """(name, line number, mutated text) for each fault."""
+    lines = text.splitlines()
+
+    def made(kind, i, changed):
+        return f"{kind}@{i + 1}", i, "\n".join(changed)
+
+    for i in sites(lines, r"mbarrier\.try_wait"):
+        yield made("wait deleted", i, without(lines, i, "setp.eq.u32 p, 0, 0;"))
+        flipped = re.sub(r", (%r\d+);", r", fa4_parity;", lines[i])
+        parity = re.search(r", (%r\d+);", lines[i])[1]
+        yield made(
+            "parity flipped", i, without(lines, i, f".reg .b32 fa4_parity; xor.b32 fa4_parity, {parity}, 1; {flipped}")
+        )
+        yield made("another barrier waited for", i, without(lines, i, re.sub(r"\[(%r\d+)\]", r"[\1+8]", lines[i])))
+    for i in sites(lines, r"mbarrier\.arrive\.shared"):
+        yield made("arrive deleted", i, without(lines, i))
+        yield made("arrive twice", i, without(lines, i, lines[i].replace("];", "], 2;")))
+    for i in sites(lines, r"mbarrier\.arrive\.expect_tx"):
+        bytes_ = re.search(r", (%r\d+);", lines[i])[1]
+        for change in (16, -16):
+            bent = re.sub(r", %r\d+;", ", fa4_bytes;", lines[i])
+            instead = f"{{ .reg .b32 fa4_bytes; add.s32 fa4_bytes, {bytes_}, {change}; {bent} }}"
+            yield made(f"expected bytes {change:+}", i, without(lines, i, instead))
+        yield made("expect_tx deleted", i, without(lines, i))
+    for i in sites(
+        lines, r"fence\.(proxy|mbarrier_init)|tcgen05\.fence|tcgen05\.wait|bulk\.wait_group|bar\.(sync|arrive) %"
+    ):
+        yield made(f"{lines[i].split()[0].rstrip(';')} deleted", i, without(lines, i))
+    for i in sites(lines, r"bulk\.wait_group 0"):
+        yield made("write waited for as read", i, without(lines, i, lines[i].replace("wait_group", "wait_group.read")))
+    for i in sites(lines, r"tcgen05\.commit"):
+        yield made("commit deleted", i, without(lines, i))
+        before = [n for n in range(i) if "tcgen05.mma" in lines[n]]
+        if before:
+            begin, end = commit_block(lines, i)
+            mma, _ = commit_block(lines, before[-1])
+            address = re.search(r"\[(%r\d+)\]", lines[i])[1]
+            made_at = [n for n in range(mma, begin) if re.search(rf"\s{address},", lines[n])]  # its address moves along
+            moved = [*(lines[n] for n in made_at), *lines[begin : end + 1]]
+            rest = [line for n, line in enumerate(lines[mma:begin], mma) if n not in made_at]
+            yield made("commit before its last product", i, [*lines[:mma], *moved, *rest, *lines[end + 1 :]])
+    for i in sites(lines, r"mbarrier\.init"):
+        count = re.search(r", (%r\d+|\d+);", lines[i])[1]
+        bent = re.sub(r", (%r\d+|\d+);", ", fa4_count;", lines[i])
+        instead = f"{{ .reg .b32 fa4_count; add.s32 fa4_count, {count}, 1; {bent} }}"
+        yield made("one arrival more", i, without(lines, i, instead))
+
+
+def inputs():
+    """Tiles of which one is half empty, more of them than CTAs, a ring that wraps, a batch that ends inside a block."""
+    q, k, v = hashed((1, 2, 300, 64), (1, 1, 700, 64), (1, 1, 700, 64), dtype=torch.bfloat16)
+    return q, 4 * k, v, {"hi": 420, "lo": -90, "len_kv_of": torch.tensor([601], dtype=torch.int32)}
+
+
+def objection(text, q, k, v, how, expected):
+    """What the simulator has against the kernel; None when it finds it right."""
+    mutant = ptxsim.Module(text)
+    for schedule, seed in SCHEDULES:
+        try:
+            out, lse, _ = plan.forward(
+                mutant, q, k, v, arch=ARCH, multiprocessors=1, schedule=schedule, seed=seed, max_steps=400_000, **how
+            )
+        except (ptxsim.Finding, AssertionError) as found:
+            return f"{schedule} {seed}: {str(found).splitlines()[0]}"
+        if not (torch.equal(out, expected[0]) and torch.equal(lse, expected[1])):
+            return f"{schedule} {seed}: another result"
+    return None
+
+
+@pytest.mark.timeout(1200)
+def test_the_simulator_objects_to_every_fault():
+    module(KERNEL)  # skips when the build has made none
+    text = (plan.build.CSRC.parent / "build" / "ptx" / f"{KERNEL}.ptx").read_text()
+    lines = text.splitlines()
+    q, k, v, how = inputs()
+    expected = simulate(q, k, v, multiprocessors=1, **how)
+    tried, survived = 0, []
+    for name, i, mutated in mutants(text):
+        tried += 1
+        if objection(mutated, q, k, v, how, expected) is None:
+            location = next((lines[n].strip() for n in range(i, 0, -1) if lines[n].lstrip().startswith(".loc")), "")
+            survived.append(f"{name}: {lines[i].strip()}  [{location}]")
+    unexplained = [s for s in survived if not any(re.search(pattern, s) for pattern in EXPLAINED)]
+    print(f"{tried} mutants, {len(survived)} without an objection")
+    assert tried > 200
+    assert len(unexplained) <= tried // 20, "\n".join(unexplained)
