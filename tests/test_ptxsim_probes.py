@@ -13,7 +13,7 @@ import ptxsim
 import pytest
 from ptxsim_kernels.ptx import POINTER, kernel
 from ptxsim_probes import elementwise
-from ptxsim_probes.probes import OPERANDS, PROBES, Map
+from ptxsim_probes.probes import ATOMICS, OPERANDS, PROBES, Map
 
 FILES = sorted(pathlib.Path(__file__).parent.glob("ptxsim_probes/*.npz"))
 DATA = np.load(FILES[-1]) if FILES else {}
@@ -38,6 +38,15 @@ def test_the_data_says_where_it_is_from():
     assert about["date"]
 
 
+def comparable(name, words):
+    """Without what ptxas 13.0 assembles wrongly: packed 16-bit additions in shared memory take the upper half of the
+    addend from another register (all 128 of the chip's answers are explained by it)."""
+    if name != "atomics_shared":
+        return words
+    wrong = [ATOMICS.index(f"add.noftz.{t}") for t in ("f16x2", "bf16x2")]
+    return np.delete(words.reshape(len(ATOMICS), -1), wrong, 0)
+
+
 @pytest.mark.parametrize("name", [name for name in PROBES if name not in ONE_BY_ONE])
 def test_probe(name):
     p = PROBES[name]
@@ -46,7 +55,7 @@ def test_probe(name):
     for schedule in ("early", "late"):
         args = simulate(p, schedule=schedule)
         for i in p.results:
-            assert np.array_equal(args[i], DATA[f"{name}/{i}"])
+            assert np.array_equal(comparable(name, args[i]), comparable(name, DATA[f"{name}/{i}"]))
 
 
 def run_line(table, n):
@@ -71,7 +80,7 @@ def test_exact(n):
     ]
 
 
-# Relative errors that the manual allows, and absolute ones where it says so.
+# Relative errors that the manual allows, and absolute ones where it says so or where results may be subnormal.
 ALLOWED = {
     "ex2.approx.f32": (2**-22, 0),
     "ex2.approx.ftz.f32": (2**-22, 0),
@@ -87,8 +96,8 @@ ALLOWED = {
     "tanh.approx.f32": (2**-11, 0),
     "sin.approx.f32": (0, 2**-20.5),
     "cos.approx.f32": (0, 2**-20.5),
-    "ex2.approx.f16": (2**-9.9, 0),
-    "ex2.approx.f16x2": (2**-9.9, 0),
+    "ex2.approx.f16": (2**-9.9, 2**-24),
+    "ex2.approx.f16x2": (2**-9.9, 2**-24),
     "ex2.approx.ftz.bf16x2": (2**-7, 0),
     "tanh.approx.f16": (2**-10.987, 0),
     "tanh.approx.bf16x2": (2**-8, 0),
