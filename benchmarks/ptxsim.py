@@ -130,7 +130,7 @@ def main():
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     flop = 2 * 2 * BLOCK * BLOCK * D * arguments.tiles
-    print(f"{arguments.tiles} tiles of {BLOCK} x {BLOCK}, head dimension {D}; CPU time of one core; median of {arguments.runs}")
+    print(f"{arguments.tiles} tiles of {BLOCK} x {BLOCK}, head dimension {D}; CPU time, median of {arguments.runs}")
     print("| kernel | ms | M lane-instructions | M lane-instructions/s | MMA GFLOP/s |")
     print("|---|---|---|---|---|")
     for name, products, with_softmax in [
