@@ -214,12 +214,16 @@ static __attribute__((unused)) void tile_pack_columns(real *b, const tile_source
     real buffer[VEC_LEN][TILE_ROW_MAX];
     int64_t whole = (depth + VEC_LEN - 1) / VEC_LEN * VEC_LEN, panels = (cols + PANEL - 1) / PANEL * PANEL;
     for (int64_t n = 0; n < panels; n += VEC_LEN) {
+        real *dst = b + n / PANEL * PANEL * depth + n % PANEL;
+        if (n >= cols) {
+            for (int64_t k = 0; k < depth; k++) vec_store(dst + k * PANEL, (vec){0});
+            continue;
+        }
         const real *rows[VEC_LEN];
         for (int64_t i = 0; i < VEC_LEN; i++) {
             int64_t there = n + i < cols ? depth : 0;
             rows[i] = tile_row(buffer[i], s, there ? n + i : 0, there, whole);
         }
-        real *dst = b + n / PANEL * PANEL * depth + n % PANEL;
         for (int64_t k = 0; k < depth; k += VEC_LEN) {
             vec r[VEC_LEN];
             for (int i = 0; i < VEC_LEN; i++) r[i] = vec_load(rows[i] + k);
