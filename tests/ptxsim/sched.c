@@ -248,29 +248,29 @@ bool lanes_exited(warp *w, const inst *in, uint32_t mask)
     return true;
 }
 
-static bool operand_pending(const warp *w, const operand *o, int *reg)
+// Registers of pending asynchronous operations among the operands: each is waited for, or is a finding.
+static outcome touch_operand(warp *w, const inst *in, const operand *o, uint32_t mask)
 {
-    if ((o->kind == OP_REG || o->kind == OP_ADDRESS) && o->reg >= 0 && w->pending_reg[o->reg]) {
-        *reg = o->reg;
-        return true;
+    if ((o->kind == OP_REG || o->kind == OP_ADDRESS) && o->reg >= 0 && w->pending_reg[o->reg])
+        return registers_touch(w, in, o->reg, mask);
+    for (int i = 0; i < o->count; i++) {
+        outcome r = touch_operand(w, in, &o->items[i], mask);
+        if (r != RAN) return r;
     }
-    for (int i = 0; i < o->count; i++)
-        if (operand_pending(w, &o->items[i], reg)) return true;
-    return false;
+    return RAN;
 }
 
-// Registers of pending asynchronous operations among the operands: each is waited for, or is a finding.
 static outcome touch_pending(warp *w, const inst *in, uint32_t mask)
 {
-    for (;;) {
-        int reg = -1;
-        if (in->guard >= 0 && w->pending_reg[in->guard]) reg = in->guard;
-        for (int i = 0; i < in->nops && reg < 0; i++) operand_pending(w, &in->ops[i], &reg);
-        if (reg < 0) return RAN;
-        outcome o = registers_touch(w, in, reg, mask);
-        if (o != RAN) return o;
-        if (w->pending_reg[reg]) return RAN; // shared by right: it only reads, as the operation does
+    if (in->guard >= 0 && w->pending_reg[in->guard]) {
+        outcome r = registers_touch(w, in, in->guard, mask);
+        if (r != RAN) return r;
     }
+    for (int i = 0; i < in->nops; i++) {
+        outcome r = touch_operand(w, in, &in->ops[i], mask);
+        if (r != RAN) return r;
+    }
+    return RAN;
 }
 
 static uint32_t guarded(const warp *w, const inst *in, uint32_t group)
