@@ -899,16 +899,21 @@ def dealloc_while_a_load_is_pending(fixed):
     return product(load=LOAD_D + tmem_load(first=16) + (WAIT_LD if fixed else ""))
 
 
-def overwrite(wait_late):
+def overwrite(load):
     """The threads hand their columns back by an mbarrier, thread 0 lets an MMA overwrite them."""
-    load = tmem_load() + (WAIT_LD + BEFORE + ARRIVE_8 if wait_late else BEFORE + ARRIVE_8 + WAIT_LD)
     again = when("tid == 0", wait("smem+16", 0) + AFTER + mma() + commit("smem+8"))
     return product(load=load + again + wait("smem+8", 0) + AFTER)
 
 
 @bug("race", SIXTEEN)
 def arrival_before_wait_ld(fixed):
-    return overwrite(fixed)
+    return overwrite(tmem_load() + (WAIT_LD + BEFORE + ARRIVE_8 if fixed else BEFORE + ARRIVE_8 + WAIT_LD))
+
+
+@bug("race", SIXTEEN, practice="P2")
+def use_of_the_registers_taken_for_wait_ld(fixed):
+    use = "mov.b32 r20, 0;" + "".join(f"xor.b32 r20, r20, r{i};" for i in range(16))
+    return overwrite(tmem_load() + use + (WAIT_LD if fixed else "") + BEFORE + ARRIVE_8)
 
 
 # P = all ones, 8 columns of two bf16 each, goes to columns 32 .. 39 and is the A operand of thread 0's MMA.
