@@ -502,8 +502,16 @@ bool format_unpack(type t, const uint32_t *words, const uint8_t *poison, int cou
                                                  : 0x3f;
     const float *small = bytes == 1 ? small_values(t) : NULL;
     uint8_t seen = 0;
+    for (int i = 0; i < count / per_word; i++) seen |= poison[i];
+    if (t == T_BF16) {
+        uint32_t sign = negate ? 0x80000000 : 0;
+        for (int i = 0; i < count / 2; i++) {
+            to[2 * i] = as_float(words[i] << 16 ^ sign);
+            to[2 * i + 1] = as_float((words[i] & 0xffff0000) ^ sign);
+        }
+        return seen;
+    }
     for (int i = 0; i < count / per_word; i++) {
-        seen |= poison[i];
         for (int j = 0; j < per_word; j++) {
             uint32_t element = words[i] >> (8 * bytes * j + shift) & kept;
             float x = small ? small[element] : format_to_float(t, element);

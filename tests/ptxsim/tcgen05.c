@@ -487,6 +487,18 @@ static void store_register(warp *w, int reg, int lane, uint32_t value, uint8_t p
         w->poisoned[reg] &= ~(1u << lane);
 }
 
+static bool any_set(const uint8_t *bytes, size_t count)
+{
+    uint64_t seen = 0, some;
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        memcpy(&some, bytes + i, 8);
+        seen |= some;
+    }
+    for (; i < count; i++) seen |= bytes[i];
+    return seen != 0;
+}
+
 static bool run_ld(cluster *c, operation *op)
 {
     (void)c;
@@ -501,8 +513,16 @@ static bool run_ld(cluster *c, operation *op)
             !agent_read_tmem(op->agent, w->cta, t->lane, lanes, column, t->columns, words[h], poison[h]))
             return false;
     }
+    bool plain = t->shape == SHAPE_32X32B && !t->pack && !any_set(poison[0], (size_t)(lanes * t->columns));
     for (int j = 0; j < t->count; j++) {
         if (t->regs[j] < 0) continue;
+        if (plain) { // by far the most common
+            uint64_t *to = w->regs + (size_t)t->regs[j] * LANES;
+            for (int lane = 0; lane < LANES; lane++) to[lane] = words[0][lane * t->columns + j];
+            memset(w->poison + (size_t)t->regs[j] * LANES, 0, LANES);
+            w->poisoned[t->regs[j]] = 0;
+            continue;
+        }
         for (int lane = 0; lane < LANES; lane++) {
             int row, column, half = t->halves == 2 ? lane / 16 : 0;
             fragment(t->shape, lane, j, &row, &column);
@@ -569,6 +589,11 @@ static bool run_st(cluster *c, operation *op)
         int column = t->column + h * t->split;
         for (int j = 0; j < t->count; j++)
             for (int lane = 0; lane < LANES; lane++) {
+                if (t->shape == SHAPE_32X32B && !t->pack) { // by far the most common
+                    words[lane * t->columns + j] = t->values[j * LANES + lane];
+                    poison[lane * t->columns + j] = t->poison[j * LANES + lane];
+                    continue;
+                }
                 if (t->halves == 2 && lane / 16 != h) continue;
                 int row, at_column, from = j * LANES + lane;
                 fragment(t->shape, lane, j, &row, &at_column);
@@ -600,13 +625,20 @@ static outcome exec_st(warp *w, const inst *in, uint32_t mask)
     t->values = malloc(values * sizeof *t->values);
     t->poison = malloc(values);
     const operand *v = &in->ops[in->p[P_REGS]];
-    for (int j = 0; j < t->count; j++)
+    for (int j = 0; j < t->count; j++) {
+        size_t from = (size_t)(t->regs[j] < 0 ? 0 : t->regs[j]) * LANES;
         for (int lane = 0; lane < LANES; lane++) {
             size_t at = (size_t)j * LANES + (size_t)lane;
+            if (t->regs[j] >= 0) {
+                t->values[at] = (uint32_t)w->regs[from + (size_t)lane];
+                t->poison[at] = w->poison[from + (size_t)lane] & 0xf;
+                continue;
+            }
             uint8_t poison = 0;
             t->values[at] = (uint32_t)read_operand(w, v->kind == OP_VECTOR ? &v->items[j] : v, lane, T_B32, &poison);
             t->poison[at] = poison & 0xf;
         }
+    }
     agent *a = agent_issue(w, in, 0, STREAM_TCGEN05_ST, PROXY_TENSOR_CORE_05);
     operation *op = operation_new(w, in, 0, a, t);
     op->run = run_st;
@@ -852,13 +884,9 @@ static void spread_poison(int rows, int columns, const uint8_t *a, const uint8_t
 
 static bool rows_poisoned(const uint8_t *poison, int rows, int columns)
 {
-    uint64_t seen = 0, some;
     for (int r = 0; r < rows; r++)
-        for (int j = 0; j < columns; j += 8) {
-            memcpy(&some, poison + r * TMEM_COLUMNS + j, sizeof some);
-            seen |= some;
-        }
-    return seen != 0;
+        if (any_set(poison + r * TMEM_COLUMNS, (size_t)columns)) return true;
+    return false;
 }
 
 // The common case, an f32 D with all lanes enabled: computed in TMEM itself.
