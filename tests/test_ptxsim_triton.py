@@ -241,12 +241,10 @@ def test_tensor_maps(capability, dtype):
 
 
 def test_triton_s_warp_specialisation():
-    """It invalidates mbarriers that the last commits still signal, and threads of four warps write the same word."""
-    a, b, c = integers(128, 96, dtype=BF16), integers(96, 64, dtype=BF16, seed=1), unwritten(128, 64, dtype=BF16)
+    """It invalidates mbarriers that the last commits may still signal."""
+    a, b = integers(128, 96, dtype=BF16), integers(96, 64, dtype=BF16, seed=1)
+    c = unwritten(128, 64, dtype=BF16)
     values = {"a": Descriptor(a, [128, 32]), "b": Descriptor(b, [32, 64]), "c": Descriptor(c, [128, 64]), "K": 96}
     report = run(descriptors, 1, values, {"M": 128, "N": 64, "BK": 32, "SPECIAL": True}, 100, check=False)
-    assert report.kinds == {"race", "mbarrier"}, report
-    assert {f.where.split(": ")[1].split(",")[0] for f in report.findings} == {
-        "st.shared.b32",
-        "mbarrier.inval.shared::cta.b64",
-    }
+    assert report.kinds == {"mbarrier"}, report
+    assert all("mbarrier.inval" in f.where for f in report.findings), report

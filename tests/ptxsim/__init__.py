@@ -226,6 +226,8 @@ class Report:
     def __str__(self):
         return self.text
 
+    __repr__ = __str__
+
 
 class Finding(AssertionError):
     """A run found something wrong with the program; report has all of it."""
