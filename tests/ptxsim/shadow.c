@@ -307,6 +307,10 @@ static bool merges(const entry *a, const entry *b)
            a->cluster == b->cluster && !(a->flags & ENTRY_OPERATION);
 }
 
+// A cell that thousands of warps read (a length, a scale) forgets the oldest reads of other clusters: a write that
+// races with all of them still meets the rest.
+enum { MOST_ENTRIES = 2048 };
+
 // Adds the access to a history that is this cell's alone (in place), or to a copy. Returns the cell's history.
 static history *successor(accessor *x, history *h, uint16_t mask)
 {
@@ -317,6 +321,7 @@ static history *successor(accessor *x, history *h, uint16_t mask)
     bool merged = false;
     for (unsigned i = 0; i < old; i++) {
         entry e = h->e[i];
+        if (old - i + count >= MOST_ENTRIES && e.cluster != x->e.cluster && !(e.flags & ENTRY_WRITE)) continue;
         e.mask = remaining(x, &e, mask);
         if (!e.mask) continue;
         // One instruction of a warp: lanes that touch the same bytes, or the same lanes at more bytes.
