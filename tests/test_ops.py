@@ -364,8 +364,8 @@ def bad_calls():
     yield "mask_rank", (q, k, v), {"attn_mask": torch.zeros(1, 1, 1, 5, 7)}, "attn_mask has shape"
     yield "mask_heads", (q, k, v), {"attn_mask": torch.zeros(2, 2, 5, 7)}, "attn_mask has shape"
     yield "mask_int", (q, k, v), {"attn_mask": torch.zeros(5, 7).int()}, "attn_mask is int32"
-    yield "mask_device", (q, k, v), {"attn_mask": torch.zeros(5, 7, device="meta")}, "attn_mask is on another device"
-    yield "k_device", (q, k.to("meta"), v), {}, "k is on another device"
+    yield "mask_device", (q, k, v), {"attn_mask": torch.zeros(5, 7, device="meta")}, "attn_mask is on meta, q on cpu"
+    yield "k_device", (q, k.to("meta"), v), {}, "k is on meta, q on cpu"
     yield "len_shape", (q, k, v), {"len_kv": torch.zeros(3, dtype=torch.int32)}, r"len_kv has shape \[3\]"
     yield "len_rank", (q, k, v), {"len_kv": torch.zeros(2, 1, dtype=torch.int32)}, "len_kv has 2 dimensions"
     yield "len_dtype", (q, k, v), {"len_kv": torch.zeros(2)}, "len_kv is float32"
@@ -396,7 +396,7 @@ def test_bad_input_names_the_argument(name, args, kwargs, message):
         (6, torch.zeros(2, 4, 17, 1), "lse has 4 dimensions"),
         (6, torch.zeros(2, 4, 17).half(), "lse is float16"),
         (3, torch.zeros(2, 2, 23, 8), "k has shape"),
-        (0, torch.zeros(2, 4, 17, 40, device="meta"), "dout is on another device"),
+        (0, torch.zeros(2, 4, 17, 40, device="meta"), "dout is on meta, q on cpu"),
     ],
 )
 def test_bad_gradient_input_names_the_argument(argument, value, message):
