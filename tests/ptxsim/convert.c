@@ -403,6 +403,8 @@ static outcome exec_pack(warp *w, const inst *in, uint32_t mask)
 // A register at least as wide as the type: narrow values live in wider registers.
 static const char *wide_enough(const kernel *k, const operand *o, type t)
 {
+    if (o->kind == OP_SPECIAL)
+        return type_bytes(t) == (special_is_64bit(o->special) ? 8 : 4) ? NULL : "a special register of another size";
     if (o->kind != OP_REG) return want_source(k, o, t);
     type r = k->reg_type[o->reg];
     return r != T_PRED && type_bytes(r) >= type_bytes(t) && !o->negated ? NULL
@@ -412,6 +414,7 @@ static const char *wide_enough(const kernel *k, const operand *o, type t)
 static const char *same_kind(const kernel *k, const operand *o, type t, bool destination)
 {
     if (destination && o->kind != OP_REG) return "a register is missing";
+    if (t == T_E2M1X2 && o->kind == OP_REG && type_bytes(k->reg_type[o->reg]) != 1) return "a .b8 register is meant";
     return is_integer(t) || type_bytes(t) == 1 ? wide_enough(k, o, t)
            : destination                       ? want_register(k, o, t)
                                                : want_source(k, o, t);

@@ -78,9 +78,9 @@ static inline uint8_t all_bytes(type t)
 }
 
 // Checks for decoders: NULL, or what is wrong.
-const char *want_register(const kernel *k, const operand *o, type t); // a register as wide as t
-const char *want_source(const kernel *k, const operand *o, type t);   // that, or an immediate or special register
-const char *want_predicate(const kernel *k, const operand *o);        // possibly negated
+const char *want_register(const kernel *k, const operand *o, type t);         // a register as wide as t
+const char *want_source(const kernel *k, const operand *o, type t);           // that, or an immediate
+const char *want_predicate(const kernel *k, const operand *o);                // possibly negated
 const char *same_types(const inst *in, const kernel *k, type t, int sources); // d, then n sources, all of type t
 type last_type(const inst *in);                                               // the last modifier's
 // The modifiers before the last `types` ones are all known and allowed: flags into p[1], rounding (RN...) into p[2],

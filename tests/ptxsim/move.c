@@ -20,6 +20,8 @@ static outcome exec_mov(warp *w, const inst *in, uint32_t mask)
     return RAN;
 }
 
+EXEC1(exec_mov_low, uint64_t, uint16_t, x)
+
 static outcome exec_mov_pred(warp *w, const inst *in, uint32_t mask)
 {
     READ1();
@@ -118,12 +120,19 @@ static const char *decode_mov(inst *in, const kernel *k)
     if (wrong) return wrong;
     if (t == T_PRED) {
         in->exec = exec_mov_pred;
-        return want_predicate(k, a);
+        return a->kind == OP_SPECIAL && special_is_predicate(a->special) ? NULL : want_predicate(k, a);
     }
     in->exec = exec_mov;
     if (a->kind == OP_ADDRESS)
         return a->symbol >= 0 && (type_bytes(t) == 8 || type_bytes(t) == 4) ? NULL : "an address in such a register";
-    if (a->kind == OP_SPECIAL && type_bytes(t) == 8) return NULL; // a 32-bit one is widened
+    if (a->kind == OP_SPECIAL) {
+        if (special_is_predicate(a->special) || t >= T_F16) return "a special register of another type";
+        if (type_bytes(t) == 2 && !special_is_64bit(a->special)) { // cut off
+            in->exec = exec_mov_low;
+            return NULL;
+        }
+        return type_bytes(t) == (special_is_64bit(a->special) ? 8 : 4) ? NULL : "a special register of another size";
+    }
     return want_source(k, a, t);
 }
 

@@ -123,11 +123,7 @@ const char *want_register(const kernel *k, const operand *o, type t)
 const char *want_source(const kernel *k, const operand *o, type t)
 {
     if (o->kind == OP_IMM) return type_bytes(t) > 8 ? "an immediate of this type" : NULL;
-    if (o->kind == OP_SPECIAL) {
-        if (t == T_PRED || type_bytes(t) != (special_is_64bit(o->special) ? 8 : 4))
-            return "a special register of another size";
-        return NULL;
-    }
+    if (o->kind == OP_SPECIAL) return "a special register: only mov and cvt take one";
     return want_register(k, o, t);
 }
 

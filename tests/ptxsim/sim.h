@@ -215,6 +215,7 @@ module *module_parse(const char *text, char *error, size_t error_size, FILE *unk
 void module_free(module *m);
 int special_index(const char *name, size_t length); // special.c: "%tid.x", or -1
 bool special_is_64bit(int special);
+bool special_is_predicate(int special);
 
 // One row of the instruction table (decode.c collects the rows of all parts). decode checks modifiers, operands and
 // target, fills exec, p, q, klass, flags; it returns NULL, or what is wrong ("modifier .foo").

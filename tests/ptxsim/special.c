@@ -52,6 +52,8 @@ typedef enum {
     DYNAMIC_SMEM_SIZE,
     TOTAL_SMEM_SIZE,
     AGGR_SMEM_SIZE,
+    RESERVED_SMEM_BEGIN,
+    RESERVED_SMEM_END,
     RESERVED_SMEM_CAP,
     SPECIALS
 } special;
@@ -104,6 +106,8 @@ static const char *const names[SPECIALS] = {
     [DYNAMIC_SMEM_SIZE] = "dynamic_smem_size",
     [TOTAL_SMEM_SIZE] = "total_smem_size",
     [AGGR_SMEM_SIZE] = "aggr_smem_size",
+    [RESERVED_SMEM_BEGIN] = "reserved_smem_offset_begin",
+    [RESERVED_SMEM_END] = "reserved_smem_offset_end",
     [RESERVED_SMEM_CAP] = "reserved_smem_offset_cap",
 };
 
@@ -117,6 +121,11 @@ int special_index(const char *name, size_t length)
 bool special_is_64bit(int s)
 {
     return s == CLOCK64 || s == GLOBALTIMER || s == GRIDID;
+}
+
+bool special_is_predicate(int s)
+{
+    return s == IS_EXPLICIT_CLUSTER;
 }
 
 uint64_t special_register(warp *w, int s, int lane)
@@ -172,6 +181,8 @@ uint64_t special_register(warp *w, int s, int lane)
     case DYNAMIC_SMEM_SIZE: return g->dynamic_shared;
     case TOTAL_SMEM_SIZE: return c->shared_size - SHARED_RESERVED;
     case AGGR_SMEM_SIZE: return c->shared_size;
+    case RESERVED_SMEM_BEGIN: return 0;
+    case RESERVED_SMEM_END:
     case RESERVED_SMEM_CAP: return SHARED_RESERVED;
     case SPECIALS: break;
     }
