@@ -55,7 +55,7 @@ for what in ${*:-native address thread aarch64}; do
         ;;
     thread)
         compile thread "$CC" "$host" "-O1 -g -fsanitize=thread"
-        "$build/thread/test_cpu" 100
+        "$build/thread/test_cpu" 40
         "$build/thread/test_bwd"
         ;;
     aarch64)
@@ -64,7 +64,7 @@ for what in ${*:-native address thread aarch64}; do
             continue
         fi
         compile aarch64 "$AARCH64_CC" aarch64 "-O3 -static"
-        "$QEMU_AARCH64" "$build/aarch64/test_cpu" 100
+        "$QEMU_AARCH64" "$build/aarch64/test_cpu" 60
         "$QEMU_AARCH64" "$build/aarch64/test_bwd"
         ;;
     *)
