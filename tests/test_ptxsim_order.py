@@ -1,0 +1,418 @@
+"""Who may rely on what: small programs whose synchronisation is just enough, and the same with a little less.
+
+Each runs under every schedule and is reported by exactly the kinds that it names, or is clean and computes its words.
+"""
+
+import numpy
+import ptxsim
+import pytest
+from ptxsim_kernels.ptx import (
+    CLUSTER_SYNC,
+    COMMIT,
+    POINTER,
+    SMEM,
+    bulk_load,
+    bulk_store,
+    expect,
+    init,
+    kernel,
+    store_word,
+    when,
+)
+from ptxsim_kernels.ptx import wait as wait_for
+
+SCHEDULES = [("early", 0), ("late", 0), *(("random", seed) for seed in range(1, 5))]
+SYNC = "bar.sync 0;"
+THREADS = 64
+FIRST = numpy.arange(THREADS)
+
+
+def thread(n, body):
+    return when(f"tid == {n}", body)
+
+
+def cta(n, body):
+    return when(f"cta == {n}", thread(0, body))
+
+
+def spin(load):
+    """Until the load gives x = 1."""
+    return f"{{ .reg .pred q; SPIN: {load} setp.ne.u32 q, x, 1; @q bra SPIN; }}"
+
+
+# Thread 0 hands the word 7 at smem + 1024 to thread 32 by the flag at smem + 1028.
+def message(publish, take, after=""):
+    return (
+        thread(0, "st.shared.b32 [smem+1028], 0;")
+        + SYNC
+        + thread(0, f"st.shared.b32 [smem+1024], 7; {publish} [smem+1028], 1;")
+        + thread(32, f"{spin(f'{take} x, [smem+1028];')} {after} ld.shared.b32 y, [smem+1024]; st.global.b32 [g1], y;")
+    )
+
+
+# The same between the two CTAs of a grid, in global memory.
+def global_message(publish, take):
+    return cta(0, f"st.global.b32 [g1], 7; {publish} [g1+64], 1;") + cta(
+        1, f"{spin(f'{take} x, [g1+64];')} ld.global.b32 y, [g1]; st.global.b32 [g1+4], y;"
+    )
+
+
+# Every CTA adds to a counter; the last one adds up what all have written, and resets it.
+SEMAPHORE = thread(
+    0,
+    """
+    mul.wide.u32 a, cta, 4; add.u64 a, a, g1; st.global.b32 [a+16], 5;
+    FENCE atom.global.add.u32 x, [g1], 1;
+    { .reg .pred q; setp.ne.u32 q, x, 2; @q bra NOT_LAST;
+    FENCE ld.global.b32 r1, [g1+16]; ld.global.b32 r2, [g1+20]; ld.global.b32 r3, [g1+24];
+    add.u32 r1, r1, r2; add.u32 r1, r1, r3; st.global.b32 [g1+4], r1; st.global.b32 [g1], 0;
+    NOT_LAST: }
+    """,
+)
+
+# Every thread copies 16 bytes of data by cp.async to z + 1024.
+COPY = "shl.b32 y, tid, 4; add.u32 z, smem, y; cvt.u64.u32 a, y; add.u64 a, a, g0;"
+COPY_16 = COPY + "cp.async.cg.shared.global [z+1024], [a], 16;"
+OWN = "ld.shared.b32 x, [z+1024];" + store_word("g1", "tid", "x")
+NEIGHBOUR = "xor.b32 y, z, 16; ld.shared.b32 x, [y+1024];" + store_word("g1", "tid", "x")
+STORE_ALL = thread(0, bulk_store("g1", "smem+1024", 1024) + COMMIT + "cp.async.bulk.wait_group 0;")
+ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [smem];"
+WAIT_0, WAIT_1 = wait_for("smem", 0), wait_for("smem", 1)
+
+
+# CTA 1 writes 8 into CTA 0's shared memory and arrives at its mbarrier.
+def peer_message(arrive, wait_semantics):
+    return (
+        init(1)
+        + CLUSTER_SYNC
+        + "mapa.shared::cluster.u32 y, smem, 0;"
+        + when(
+            "rank == 1",
+            thread(0, f"st.shared::cluster.b32 [y+1024], 8; mbarrier.arrive{arrive}.shared::cluster.b64 _, [y];"),
+        )
+        + when(
+            "rank == 0",
+            wait_for("smem", 0, wait_semantics) + thread(0, "ld.shared.b32 x, [smem+1024]; st.global.b32 [g1], x;"),
+        )
+        + CLUSTER_SYNC
+    )
+
+
+TO_PEER = "mapa.shared::cluster.u32 y, smem, 1;" + when("rank == 0", thread(0, "st.shared::cluster.b32 [y+1024], 6;"))
+FROM_PEER = when("rank == 1", thread(0, "ld.shared.b32 x, [smem+1024]; st.global.b32 [g1], x;"))
+
+# Thread 0 writes a word of global memory by a generic store, and its bulk copy reads it.
+GLOBAL_TO_BULK = (
+    init(1)
+    + SYNC
+    + thread(
+        0, "st.global.b32 [g1+1024], 3; FENCE" + expect("smem", 16) + bulk_load("smem+1024", "g1+1024", 16, "smem")
+    )
+    + WAIT_0
+    + thread(0, "ld.shared.b32 x, [smem+1024]; st.global.b32 [g1], x;")
+)
+
+CASES = {
+    # name: (body, kinds or "", expected words of out, launch options)
+    "release and acquire": (message("st.release.cta.shared.b32", "ld.acquire.cta.shared.b32"), "", [7], {}),
+    "a relaxed flag": (message("st.relaxed.cta.shared.b32", "ld.relaxed.cta.shared.b32"), "race", None, {}),
+    "a release that nobody acquires": (
+        message("st.release.cta.shared.b32", "ld.relaxed.cta.shared.b32"),
+        "race",
+        None,
+        {},
+    ),
+    "fences around a relaxed flag": (
+        message("fence.acq_rel.cta; st.relaxed.cta.shared.b32", "ld.relaxed.cta.shared.b32", "fence.acq_rel.cta;"),
+        "",
+        [7],
+        {},
+    ),
+    "a fence on one side": (
+        message("fence.acq_rel.cta; st.relaxed.cta.shared.b32", "ld.relaxed.cta.shared.b32"),
+        "race",
+        None,
+        {},
+    ),
+    "volatile and membar": (
+        message("membar.cta; st.volatile.shared.b32", "ld.volatile.shared.b32", "membar.cta;"),
+        "",
+        [7],
+        {},
+    ),
+    "a message between CTAs": (
+        global_message("st.release.gpu.global.b32", "ld.acquire.gpu.global.b32"),
+        "",
+        [7, 7],
+        {"grid": 2},
+    ),
+    "a relaxed message between CTAs": (
+        global_message("st.relaxed.gpu.global.b32", "ld.relaxed.gpu.global.b32"),
+        "race",
+        None,
+        {"grid": 2},
+    ),
+    "a message between CTAs at cta scope": (
+        global_message("st.release.cta.global.b32", "ld.acquire.gpu.global.b32"),
+        "race",
+        None,
+        {"grid": 2},
+    ),
+    "the last CTA adds up": (SEMAPHORE.replace("FENCE", "membar.gl;"), "", [0, 15], {"grid": 3}),
+    "the last CTA adds up without fences": (SEMAPHORE.replace("FENCE", ""), "race", None, {"grid": 3}),
+    "two CTAs write one word": (thread(0, "st.global.b32 [g1], cta;"), "race", None, {"grid": 2}),
+    "two CTAs write the same word": (thread(0, "st.global.b32 [g1], 3;"), "", [3], {"grid": 2}),
+    "atomics of all lanes": (
+        thread(0, "st.shared.b32 [smem+1024], 0;")
+        + SYNC
+        + "atom.shared.add.u32 x, [smem+1024], 1;"
+        + SYNC
+        + thread(0, "ld.shared.b32 x, [smem+1024]; st.global.b32 [g1], x;"),
+        "",
+        [THREADS],
+        {},
+    ),
+    "an atomic and a load": (
+        thread(0, "st.shared.b32 [smem+1024], 0;")
+        + SYNC
+        + "atom.shared.add.u32 x, [smem+1024], 1;"
+        + thread(0, "ld.shared.b32 x, [smem+1024];"),
+        "race",
+        None,
+        {},
+    ),
+    "a non-coherent load of what the grid writes": (
+        thread(0, "st.global.b32 [g1], 1;") + SYNC + "ld.global.nc.b32 x, [g1];",
+        "race",
+        None,
+        {},
+    ),
+    "cp.async and wait_group": (
+        COPY_16 + "cp.async.commit_group; cp.async.wait_group 0;" + OWN,
+        "",
+        4 * FIRST,
+        {},
+    ),
+    "another thread's cp.async": (COPY_16 + "cp.async.wait_all;" + NEIGHBOUR, "race", None, {}),
+    "another thread's cp.async after a barrier": (
+        COPY_16 + "cp.async.wait_all;" + SYNC + NEIGHBOUR,
+        "",
+        4 * (FIRST ^ 1),
+        {},
+    ),
+    "cp.async fills up with zeros": (
+        COPY + "cp.async.ca.shared.global [z+1024], [a], 16, 4; cp.async.wait_all;"
+        "ld.shared.v2.b32 {x, y}, [z+1024]; add.u32 x, x, y;" + store_word("g1", "tid", "x"),
+        "",
+        4 * FIRST,
+        {},
+    ),
+    "cp.async ignores its source": (
+        COPY + "{ .reg .pred q; setp.eq.u32 q, tid, tid; cp.async.ca.shared.global [z+1024], [a], 8, q; }"
+        "cp.async.wait_all;" + OWN,
+        "",
+        0 * FIRST,
+        {},
+    ),
+    "cp.async arrives at an mbarrier": (
+        init(THREADS) + SYNC + COPY_16 + "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [smem];" + WAIT_0 + NEIGHBOUR,
+        "",
+        4 * (FIRST ^ 1),
+        {},
+    ),
+    "cp.async arrives beside its thread": (
+        init(THREADS)
+        + SYNC
+        + COPY_16
+        + "cp.async.mbarrier.arrive.shared::cta.b64 [smem];"
+        + ARRIVE
+        + WAIT_0
+        + NEIGHBOUR,
+        "",
+        4 * (FIRST ^ 1),
+        {},
+    ),
+    "cp.async, then a bulk store without a proxy fence": (
+        COPY_16 + "cp.async.wait_all;" + SYNC + STORE_ALL,
+        "proxy",
+        None,
+        {},
+    ),
+    "cp.async, then a bulk store": (
+        COPY_16 + "cp.async.wait_all; fence.proxy.async;" + SYNC + STORE_ALL,
+        "",
+        numpy.arange(256),
+        {},
+    ),
+    "a bulk load of a generic store": (GLOBAL_TO_BULK.replace("FENCE", "fence.proxy.async.global;"), "", [3], {}),
+    "a bulk load of a generic store without a proxy fence": (GLOBAL_TO_BULK.replace("FENCE", ""), "proxy", None, {}),
+    "a bulk load of a generic store with the other space's fence": (
+        GLOBAL_TO_BULK.replace("FENCE", "fence.proxy.async.shared::cta;"),
+        "proxy",
+        None,
+        {},
+    ),
+    "a state token": (
+        init(THREADS)
+        + SYNC
+        + "mbarrier.arrive.shared::cta.b64 a, [smem];"
+        + "{ .reg .pred q; W: mbarrier.try_wait.shared::cta.b64 q, [smem], a; @!q bra W; }"
+        + "mbarrier.pending_count.b64 x, a;"
+        + "{ .reg .pred q; setp.gt.u32 q, x, 64; @q trap; }",
+        "",
+        [],
+        {},
+    ),
+    "arrive_drop": (
+        init(THREADS)
+        + SYNC
+        + when("tid < 32", "mbarrier.arrive_drop.shared::cta.b64 _, [smem];")
+        + when("tid >= 32", ARRIVE + WAIT_0 + ARRIVE + WAIT_1),
+        "",
+        [],
+        {},
+    ),
+    "a tx-count that overflows": (
+        init(1) + SYNC + thread(0, 2 * "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [smem], 1048575;"),
+        "mbarrier",
+        None,
+        {},
+    ),
+    "more arrivals than pending": (
+        init(4) + SYNC + thread(0, "mbarrier.arrive.shared::cta.b64 _, [smem], 5;"),
+        "mbarrier",
+        None,
+        {},
+    ),
+    "inval while another thread may wait": (
+        init(1) + SYNC + thread(32, WAIT_0) + thread(0, ARRIVE + "mbarrier.inval.shared::cta.b64 [smem];"),
+        "mbarrier",
+        None,
+        {},
+    ),
+    "a word to the peer": (CLUSTER_SYNC + TO_PEER + CLUSTER_SYNC + FROM_PEER, "", [6], {"grid": 2, "cluster": 2}),
+    "a word to a peer that may not have started": (
+        TO_PEER + CLUSTER_SYNC + FROM_PEER,
+        "race",
+        None,
+        {"grid": 2, "cluster": 2},
+    ),
+    "a word to a peer that may have exited": (CLUSTER_SYNC + TO_PEER, "exit", None, {"grid": 2, "cluster": 2}),
+    "an arrival at a peer": (
+        peer_message(".release.cluster", ".acquire.cluster"),
+        "",
+        [8],
+        {"grid": 2, "cluster": 2},
+    ),
+    "an arrival at a peer of cta scope": (
+        peer_message("", ".acquire.cluster"),
+        "scope",
+        None,
+        {"grid": 2, "cluster": 2},
+    ),
+    "a wait of cta scope for a peer": (
+        peer_message(".release.cluster", ".acquire.cta"),
+        "scope",
+        None,
+        {"grid": 2, "cluster": 2},
+    ),
+    "a peer of cta scope, by practice": (
+        peer_message("", ""),
+        "",
+        [8],
+        {"grid": 2, "cluster": 2, "model": "practice"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_orders_what(name):
+    body, kinds, expected, options = CASES[name]
+    module = ptxsim.Module(kernel(body, [POINTER, POINTER], threads=THREADS))
+    for schedule, seed in SCHEDULES:
+        data, out = numpy.arange(1024, dtype=numpy.uint32), numpy.zeros(1024, numpy.uint32)
+        launch = {"grid": 1, "block": THREADS, "smem": SMEM, "args": [data, out], "check": False, **options}
+        report = module.launch("k", schedule=schedule, seed=seed, **launch)
+        assert " ".join(sorted(report.kinds)) == kinds, f"{schedule} {seed}: {report}"
+        if expected is not None:
+            assert (out[: len(expected)] == expected).all(), (schedule, seed, out[: len(expected)])
+
+
+WORDS = {
+    # One thread's program: what it leaves in the first words of out.
+    "vectors of 32 bytes": (
+        "ld.global.v8.b32 {r0, r1, r2, r3, r4, r5, r6, r7}, [g0+32];"
+        "st.global.v8.b32 [g1], {r7, r6, r5, r4, r3, r2, r1, r0};",
+        range(15, 7, -1),
+    ),
+    "128 bits": ("{ .reg .b128 q; ld.global.b128 q, [g0+16]; st.global.b128 [g1], q; }", [4, 5, 6, 7]),
+    "signed bytes": (
+        "st.shared.b32 [smem+1024], 0x80; ld.shared.s8 x, [smem+1024]; st.global.b32 [g1], x;",
+        [0xFFFFFF80],
+    ),
+    "unsigned bytes": ("st.shared.b32 [smem+1024], 0x80; ld.shared.u8 x, [smem+1024]; st.global.b32 [g1], x;", [0x80]),
+    "cas and exch": (
+        "atom.global.cas.b32 x, [g1], 0, 9; atom.global.exch.b32 y, [g1+4], 3; st.global.b32 [g1+8], x;",
+        [9, 3, 0],
+    ),
+    "inc and dec": (
+        "atom.global.inc.u32 x, [g1], 1; atom.global.inc.u32 x, [g1], 1; atom.global.dec.u32 y, [g1+4], 6;",
+        [0, 6],
+    ),
+    "a vector of f32 added": (
+        2 * "red.global.add.v4.f32 [g1], {0f3f800000, 0f3f800000, 0f3f800000, 0f40000000};",
+        [0x40000000] * 3 + [0x40800000],
+    ),
+    "packed bf16 added": (2 * "red.global.add.noftz.bf16x2 [g1], 0x3f803fc0;", [0x40004040]),
+    "a subnormal sum is flushed in global memory": (2 * "red.global.add.f32 [g1], 0f00000100;", [0]),
+    "a generic address of shared memory": (
+        "cvt.u64.u32 a, smem; cvta.shared.u64 a, a; st.b32 [a+1024], 4; ld.shared.b32 x, [smem+1024];"
+        "st.global.b32 [g1], x; { .reg .pred q; isspacep.shared q, a; @q st.global.b32 [g1+4], 1; }",
+        [4, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_what_one_thread_leaves(name):
+    body, expected = WORDS[name]
+    data, out = numpy.arange(1024, dtype=numpy.uint32), numpy.zeros(1024, numpy.uint32)
+    text = kernel(thread(0, body), [POINTER, POINTER], threads=32)
+    ptxsim.Module(text).launch("k", grid=1, block=32, smem=SMEM, args=[data, out])
+    assert list(out[: len(expected)]) == list(expected)
+
+
+def test_ldmatrix_gives_rows_to_quads_of_lanes():
+    # Row i of the 32 x 8 halves holds 8 i, 8 i + 1, ... : matrix m is rows 8 m to 8 m + 7.
+    store = "mul.lo.u32 r0, tid, 8;" + "".join(
+        f"add.u32 r1, r0, {2 * j}; add.u32 r2, r0, {2 * j + 1}; shl.b32 r2, r2, 16; or.b32 r{4 + j}, r1, r2;"
+        for j in range(4)
+    )
+    body = f"""
+    {store} shl.b32 y, tid, 4; add.u32 z, smem, y;
+    st.shared.v4.b32 [z+1024], {{r4, r5, r6, r7}};
+    bar.warp.sync -1;
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{r8, r9, r10, r11}}, [z+1024];
+    ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{r12, r13, r14, r15}}, [z+1024];
+    bar.warp.sync -1;
+    stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [z+1024], {{r12, r13, r14, r15}};
+    bar.warp.sync -1;
+    ld.shared.v4.b32 {{r16, r17, r18, r19}}, [z+1024];
+    movmatrix.sync.aligned.m8n8.trans.b16 r20, r8;
+    mul.wide.u32 a, tid, 64; add.u64 a, a, g1;
+    st.global.v4.b32 [a], {{r8, r9, r10, r11}};
+    st.global.v4.b32 [a+16], {{r12, r13, r14, r15}};
+    st.global.v4.b32 [a+32], {{r16, r17, r18, r19}};
+    st.global.b32 [a+48], r20;
+    """
+    data, out = numpy.zeros(4, numpy.uint32), numpy.zeros((32, 32), numpy.uint16)
+    ptxsim.Module(kernel(body, [POINTER, POINTER], threads=32)).launch(
+        "k", grid=1, block=32, smem=SMEM, args=[data, out]
+    )
+    rows = numpy.arange(256, dtype=numpy.uint16).reshape(4, 8, 8)
+    for t in range(32):
+        plain, transposed = rows[:, t // 4, 2 * (t % 4) :][:, :2], rows[:, 2 * (t % 4) :, t // 4][:, :2]
+        assert (out[t, :8].reshape(4, 2) == plain).all()
+        assert (out[t, 8:16].reshape(4, 2) == transposed).all()
+        assert (out[t, 16:24] == rows.reshape(32, 8)[t]).all()
+        assert (out[t, 24:26] == transposed[0]).all()
