@@ -1,4 +1,4 @@
-"""Nothing that looks like PTX, or does not, crashes the parser: mutated kernels, under the sanitizers."""
+"""Under the sanitizers: mutated kernels do not crash the parser, nor do kernels that run, right or wrong."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ from ptxsim_kernels import manual, ptx
 from ptxsim_kernels.bugs import BUGS
 from ptxsim_probes.probes import PROBES
 
-FUZZ = pathlib.Path(__file__).parent / "ptxsim_fuzz" / "fuzz.c"
+SOURCES = pathlib.Path(__file__).parent / "ptxsim_fuzz"
 SECONDS = 10
 
 
@@ -32,24 +32,44 @@ def seeds(tmp_path_factory):
     return sorted(folder.iterdir())
 
 
-@pytest.fixture(scope="module")
-def fuzzer():
+def built(source, sanitizers):
     try:
-        flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
-        return build.program("fuzz", FUZZ, flags)
+        flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-O1"]
+        return build.program(f"{source}_{sanitizers.replace(',', '_')}", SOURCES / f"{source}.c", flags)
     except build.BuildError as error:
-        if "asan" in str(error) or "ubsan" in str(error):
-            pytest.skip("the compiler has no sanitizers")
+        if any(f"lib{name}" in str(error) for name in ("asan", "ubsan", "tsan")):
+            pytest.skip(f"the compiler has no -fsanitize={sanitizers}")
         raise
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_mutated_texts_do_not_crash(fuzzer, seeds, seed):
-    command = [fuzzer, str(SECONDS), str(seed), *seeds]
+def run(command):
     environment = {**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1:detect_leaks=1"}
-    result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=200)
+    result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=250)
     assert result.returncode == 0, result.stderr[-4000:]
-    assert int(result.stdout.split()[0]) > 100
+    return result.stdout
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mutated_texts_do_not_crash(seeds, seed):
+    fuzzer = built("fuzz", "address,undefined")
+    assert int(run([fuzzer, str(SECONDS), str(seed), *seeds]).split()[0]) > 100
+
+
+@pytest.mark.parametrize("sanitizers, threads", [("address,undefined", 1), ("thread", 3)])
+def test_kernels_that_run(tmp_path, sanitizers, threads):
+    """Planted bugs and their twins; with several threads, every fourth and three of it side by side."""
+    arguments = []
+    for name, case in list(BUGS.items())[:: 4 if threads > 1 else 1]:
+        if case.maps(numpy.zeros(16384, numpy.uint32)) or case.options:
+            continue
+        for fixed in (False, True):
+            path = tmp_path / f"{name}_{fixed}.ptx"
+            path.write_text(ptx.kernel(case.body(fixed), ["pointer"] * 2, case.target, case.threads))
+            grid = case.grid * (3 if threads > 1 else 1)
+            arguments += [path, str(grid), str(case.threads), str(case.cluster)]
+    findings = run([built("run", sanitizers), str(threads), *arguments]).split()
+    assert len(findings) == len(arguments) // 4
+    assert sum(map(int, findings)) > 0
 
 
 NO_PROGRAMS = ["", "\0", "{", ".version 9.0", ".version 9.0\n.target sm_100a\n.entry k(", "\xff" * 50]
