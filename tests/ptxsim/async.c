@@ -107,9 +107,22 @@ static int some_that_can_run(cluster *c)
     return -1;
 }
 
+// Pipelined tcgen05 operations of different threads happen in the order of their issue, where the later one's thread
+// knows of the earlier one.
+static void after_other_threads(const struct async_queue *q, operation *op)
+{
+    for (int i = 0; i < q->count; i++) {
+        const agent *earlier = q->pending[i]->agent;
+        if (earlier && earlier->tensor && earlier->component != op->agent->component &&
+            agent_knows_issue(op->agent, earlier->component, earlier->number))
+            operation_after(op, q->pending[i]);
+    }
+}
+
 void operation_submit(cluster *c, operation *op)
 {
     struct async_queue *q = c->queue;
+    if (op->agent && op->agent->tensor) after_other_threads(q, op);
     if (q->count == q->room) {
         int room = q->room ? q->room * 2 : 64;
         operation **pending = realloc(q->pending, (size_t)room * sizeof *pending);

@@ -494,7 +494,8 @@ uint32_t component_new(cluster *c, int stream, uint32_t owner, bool warp_wide, b
         if (!co->component) abort();
     }
     uint32_t n = co->components++;
-    co->component[n] = (component){owner, (int16_t)stream, warp_wide, tensor ? co->tensor_components++ : UINT32_MAX};
+    co->component[n] = (component){owner, (int16_t)stream, warp_wide, tensor ? co->tensor_components : UINT32_MAX};
+    co->tensor_components += !tensor ? 0 : stream == STREAM_TCGEN05_MMA ? 2 : 1;
     c->clocks = (int)co->components;
     if (stream == STREAM_CP_ASYNC) {
         if (co->cp_asyncs == co->cp_async_room) {
@@ -591,6 +592,13 @@ void agent_tensor(agent *a, tensor_kind kind, uint64_t tile)
     a->tensor = true;
     a->kind = kind;
     a->tile = (uint32_t)(tile * 0x9e3779b97f4a7c15u >> 34);
+}
+
+bool agent_knows_issue(const agent *a, uint32_t component, uint32_t number)
+{
+    const struct cluster_order *co = a->c->order;
+    return co->component[component].stream == STREAM_TCGEN05_MMA &&
+           vector_has(a->v.k->of[K_TENSOR], co->component[component].tensor + 1, number);
 }
 
 void agent_completes_on(agent *a, cta *owner, uint32_t offset)
@@ -708,6 +716,12 @@ static void publish_tensor(knowledge *k, void *with)
         if (own->number[i]) vector_raise(&k->of[K_CHANNEL], own->tensor[i], own->number[i]);
 }
 
+static void raise_channel(knowledge *k, void *with)
+{
+    const uint32_t *i = with;
+    vector_raise(&k->of[K_CHANNEL], i[0], i[1]);
+}
+
 void order_tcgen05_before(warp *w, uint32_t mask)
 {
     warp_order *wo = order_of(w);
@@ -721,6 +735,13 @@ void order_tcgen05_before(warp *w, uint32_t mask)
         own.number[i] = wo->lane[__builtin_ctz(mask)].done[streams[i]];
     }
     change_lanes(w, mask, publish_tensor, &own);
+    // What a thread has issued, for those whose operations are pipelined after it.
+    for (uint32_t lanes = mask; lanes; lanes &= lanes - 1) {
+        int i = __builtin_ctz(lanes);
+        uint32_t c = wo->lane_component[i][STREAM_TCGEN05_MMA];
+        uint32_t issued[2] = {c ? co->component[c].tensor + 1 : 0, wo->lane_issued[i][STREAM_TCGEN05_MMA]};
+        if (c) change_lanes(w, 1u << i, raise_channel, issued);
+    }
 }
 
 static void take_channel(knowledge *k, void *with)
@@ -756,19 +777,13 @@ init_event order_init_event(warp *w, const inst *in, int lane)
     return i;
 }
 
-static void raise_init(knowledge *k, void *with)
-{
-    const uint32_t *i = with;
-    vector_raise(&k->of[K_CHANNEL], i[0], i[1]);
-}
-
 // fence.mbarrier_init.release.cluster
 void order_mbarrier_init(warp *w, int lane)
 {
     warp_order *wo = order_of(w);
     if (!wo->inits[lane]) return;
     uint32_t i[2] = {wo->init_component[lane], wo->inits[lane]};
-    change_lanes(w, 1u << lane, raise_init, i);
+    change_lanes(w, 1u << lane, raise_channel, i);
 }
 
 static bool knows_access(const view *v, const entry *e)

@@ -56,7 +56,8 @@ typedef struct {
     uint32_t owner; // threads: itself; streams: the thread, or the first of the warp
     int16_t stream; // -1: a thread
     bool warp_wide;
-    uint32_t tensor; // index in the tensor and channel vectors, or UINT32_MAX
+    uint32_t tensor; // index in the tensor and channel vectors, or UINT32_MAX; STREAM_TCGEN05_MMA: the next one is for
+                     // what has been issued, complete or not
 } component;
 
 typedef struct {
@@ -171,6 +172,8 @@ void agent_accessor(accessor *x, agent *a, domain d, bool write);
 void memo_release(history_pool *p, memo m[2]);
 // The barrier's phase as it is now, for an agent of STREAM_MBARRIER. false: a finding.
 bool agent_clock(agent *a);
+// Does the operation come after the issue of this one of another thread's STREAM_TCGEN05_MMA?
+bool agent_knows_issue(const agent *a, uint32_t component, uint32_t number);
 
 struct shadow {
     history **cell;

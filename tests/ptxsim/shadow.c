@@ -148,14 +148,18 @@ place component_place(const cluster *c, const entry *e)
 
 // ------------------------------------------------------------------------------------------------------- conflicts
 
-// PTX ISA, "Pipelined tcgen05 instructions": what the stream of one thread promises without a wait.
+// PTX ISA, "Pipelined tcgen05 instructions": pairs that happen in the order of their issue, without a wait for the
+// first. Between threads the issue must be known, through both tcgen05 fences. Between the MMAs of one thread there is
+// A1.
 static bool tensor_pipeline(accessor *x, const entry *e)
 {
+    bool same_stream = e->component == x->e.component;
+    if (same_stream ? e->number > x->e.number : !agent_knows_issue(x->agent, e->component, e->number)) return false;
     tensor_kind first = (tensor_kind)(e->tile >> 30), second = (tensor_kind)(x->e.tile >> 30);
     switch (second) {
     case TENSOR_MMA:
         if (first != TENSOR_MMA || e->tile == x->e.tile) return true;
-        if (x->c->grid->strict_mma_order) return false;
+        if (!same_stream || x->c->grid->strict_mma_order) return false;
         count_assumption(x->c, A1, x->at);
         return true;
     case TENSOR_CP: return first == TENSOR_SHIFT;
@@ -276,9 +280,7 @@ static void check(accessor *x, const history *h, uint16_t mask, size_t cell)
         }
         if (morally_strong(x, e) || observed(x, h, i)) continue;
         if (e->flags & ENTRY_WRITE && !(e->flags & ENTRY_OPERATION) && writes_what_is_there(x)) continue;
-        if (x->d == D_TENSOR && e->component == x->e.component && e->number <= x->e.number &&
-            x->e.flags & ENTRY_OPERATION && x->agent->tensor && tensor_pipeline(x, e))
-            continue;
+        if (x->d == D_TENSOR && x->agent && x->agent->tensor && tensor_pipeline(x, e)) continue;
         unordered(x, h, i, cell);
     }
 }
