@@ -1,7 +1,8 @@
 """Instructions whose result depends on their operands alone: the table that one probe kernel runs through.
 
 A line is "result opcode operands": r, s, t are 32-bit operands, h, i, j 16-bit ones, d, e, f 64-bit ones, p a
-predicate; anything else is written as it is. The result's letter says how wide it is (p: 0 or 1).
+predicate, and u, k, w odd ones of 32, 16 and 64 bits (to divide by); anything else is written as it is. The result's
+letter says how wide it is (p: 0 or 1).
 """
 
 EXACT = """
@@ -293,6 +294,100 @@ h cvt.sat.u16.s32 r
 r cvt.s32.s8 r
 r cvt.u32.u8 r
 h cvt.sat.s8.s32 r
+r div.u32 r u
+r div.s32 r u
+r rem.u32 r u
+r rem.s32 r u
+h div.s16 h k
+h rem.u16 h k
+d div.u64 d w
+d div.s64 d w
+d rem.s64 d w
+r mad.lo.u32 r s t
+r mad24.lo.s32 r s t
+d mad.hi.s64 d e f
+h mad.lo.s16 h i j
+r set.le.u32.u32 r s
+r set.neu.f32.f32 r s
+p setp.lt.and.s32 r s p
+p setp.ge.or.f32 r s p
+p setp.gt.xor.u32 r s !p
+p setp.ne.s16 h i
+p setp.ls.u32 r s
+p setp.num.f64 d e
+p setp.equ.bf16 h i
+p setp.geu.f16 h i
+d selp.f64 d e p
+h selp.b16 h i p
+d slct.f64.s32 d e r
+d copysign.f64 d e
+d neg.f64 d
+d abs.f64 d
+d sub.rp.f64 d e
+d div.rz.f64 d e
+d sqrt.rp.f64 d
+r sub.rz.f32 r s
+r fma.rz.sat.f32 r s t
+r fma.rp.ftz.f32 r s t
+r div.rm.f32 r s
+r rcp.rp.f32 r
+r sqrt.rz.f32 r
+r min.NaN.f32 r s
+r min.xorsign.abs.f32 r s
+h fma.rn.sat.f16 h i j
+h fma.rn.ftz.f16 h i j
+h mul.sat.f16 h i
+h min.NaN.f16 h i
+h max.xorsign.abs.f16 h i
+h max.bf16 h i
+h min.NaN.bf16 h i
+h neg.bf16 h
+r fma.rn.ftz.f16x2 r s t
+r add.sat.f16x2 r s
+r min.NaN.xorsign.abs.bf16x2 r s
+p setp.lt.f16x2 r s
+h cvt.rn.satfinite.relu.e5m2x2.f32 r s
+h cvt.rn.satfinite.relu.e4m3x2.f16x2 r
+r cvt.rn.relu.f16x2.e4m3x2 h
+r cvt.rn.relu.tf32.f32 r
+h cvt.rz.relu.bf16.f32 r
+h cvt.rm.ftz.f16.f32 r
+h cvt.rp.sat.f16.f32 r
+d cvt.f64.f16 h
+h cvt.rz.f16.f64 d
+h cvt.rn.f16.s64 d
+h cvt.rm.f16.s16 h
+h cvt.rn.bf16.s16 h
+h cvt.rp.bf16.u32 r
+r cvt.rzi.s32.f16 h
+r cvt.rni.u32.bf16 h
+d cvt.rpi.s64.bf16 h
+h cvt.rni.f16.f16 h
+h cvt.rzi.s16.f64 d
+d cvt.rmi.u64.f64 d
+d cvt.rni.f64.f64 d
+r cvt.rm.f32.u64 d
+r cvt.rz.f32.s64 d
+r cvt.rmi.ftz.f32.f32 r
+r cvt.rni.sat.f32.f32 r
+r cvt.rni.ftz.s32.f32 r
+r cvt.sat.u32.s64 d
+d cvt.sat.u64.s32 r
+d cvt.s64.s8 d
+h cvt.u16.u64 d
+h cvt.s16.s8 r
+r cvt.sat.u8.s32 r
+r cvt.sat.s32.u32 r
+r shf.l.clamp.b32 r s 40
+r shr.s32 r 33
+h shr.u16 h 17
+d shl.b64 d 64
+r bfi.b32 r s 40 3
+r bfe.s32 r 31 9
+r lop3.b32 r s t 0x1B
+r mov.b32 {h,i}
+d mov.b64 {r,s}
+d mov.b64 {h,i,j,h}
 """
 
 # Largest allowed difference in units of the last place of an f32 result, or of 2**-24 absolutely where noted: what the
@@ -330,7 +425,7 @@ def parse(table):
 def body(table):
     """One word, or two, a thread and line: out[line * threads + tid] of 64 bits. Operands from g0: 64 bits each."""
     declare = ".reg .b64 d, e, f, rd; .reg .b32 r, s, t, rr; .reg .b16 h, i2, j2, rh; .reg .pred pp, rp; .reg .b64 at;"
-    operands = {"i": "i2", "j": "j2", "p": "pp"}
+    operands = {"i": "i2", "j": "j2", "p": "pp", "!p": "!pp", "{h,i}": "{h, i2}", "{h,i,j,h}": "{h, i2, j2, h}"}
     lines = [
         declare,
         "mad.wide.u32 at, tid, 24, g0;",
@@ -338,6 +433,7 @@ def body(table):
         "cvt.u32.u64 r, d; cvt.u32.u64 s, e; cvt.u32.u64 t, f;",
         "cvt.u16.u32 h, r; cvt.u16.u32 i2, s; cvt.u16.u32 j2, t;",
         "setp.lt.s32 pp, t, 0;",
+        ".reg .b32 u; .reg .b16 k; .reg .b64 w; or.b32 u, s, 1; or.b16 k, i2, 1; or.b64 w, e, 1;",
         "mad.wide.u32 at, tid, 8, g1;",
     ]
     for n, (result, opcode, args) in enumerate(parse(table)):

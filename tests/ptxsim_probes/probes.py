@@ -405,7 +405,17 @@ def hash_registers(count):
 
 
 def wgmma_probe(
-    name, n, dtype, accumulator="f32", a=(0, 128, 1024), b=(0, 128, 1024), transposed=(0, 0), in_registers=False
+    name,
+    n,
+    dtype,
+    accumulator="f32",
+    a=(0, 128, 1024),
+    b=(0, 128, 1024),
+    transposed=(0, 0),
+    in_registers=False,
+    start=0,
+    base_offset=0,
+    signs="1, 1",
 ):
     """a, b: swizzle code, LBO, SBO. The result is a hash of each thread's accumulators: every one in its order."""
     k = {"f16": 16, "bf16": 16, "tf32": 8}.get(dtype, 32)
@@ -413,13 +423,13 @@ def wgmma_probe(
     d = ", ".join(f"v{i}" for i in range(count))
 
     def matrix(register, offset, swizzle, lbo, sbo):
-        constant = lbo >> 4 << 16 | sbo >> 4 << 32 | swizzle << 62
+        constant = lbo >> 4 << 16 | sbo >> 4 << 32 | base_offset << 49 | swizzle << 62
         return f"""
         {{ .reg .b32 t; add.u32 t, smem, {DATA + offset}; and.b32 t, t, 0x3ffff; shr.u32 t, t, 4;
         cvt.u64.u32 {register}, t; or.b64 {register}, {register}, {constant:#x}; }}
         """
 
-    flags = "p, 1, 1"
+    flags = f"p, {signs}"
     if dtype in ("f16", "bf16"):
         flags += f", {transposed[1]}" if in_registers else f", {transposed[0]}, {transposed[1]}"
     source = registers(0, 4) if in_registers else "a"
@@ -431,8 +441,8 @@ def wgmma_probe(
     body = (
         f".reg .b32 v<{count}>;"
         + load_shared(2 * AREA, "g0")
-        + matrix("a", 0, *a)
-        + matrix("b", AREA, *b)
+        + matrix("a", start, *a)
+        + matrix("b", AREA + start, *b)
         + (load_a if in_registers else "")
         + "setp.ne.u32 p, smem, smem;"
         + "wgmma.fence.sync.aligned;"
@@ -704,6 +714,160 @@ body = (
     + CLUSTER_SYNC
 )
 probe("copy_to_a_peer", body, [numbers(128, 43), words(520)], [1], grid=2, cluster=2)
+
+
+# An mbarrier of the peer: expected and completed, armed and arrived at from afar.
+body = (
+    init(1, 2)
+    + CLUSTER_SYNC
+    + "xor.b32 z, rank, 1; mapa.shared::cluster.u32 x, smem, z;"
+    + when(
+        "tid == 0",
+        "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [x], 32;"
+        "mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [x], 32;"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [x+8], 2;",
+    )
+    + wait("smem", 0, ".acquire.cluster")
+    + wait("smem+8", 0, ".acquire.cluster")
+    + "{ .reg .b64 t; .reg .b32 n; mad.lo.u32 n, cta, 128, tid; mad.wide.u32 t, n, 4, g0; st.global.b32 [t], n; }"
+    + CLUSTER_SYNC
+)
+probe("mbarrier_of_a_peer", body, [words(256)], [0], grid=2, cluster=2)
+
+# Bulk reductions into the peer's shared memory, and single ones.
+for kind, dtype in [("add", "u32"), ("min", "s32"), ("max", "u32"), ("xor", "b32"), ("add", "u64"), ("inc", "u32")]:
+    body = (
+        load_shared(512, "g0")
+        + init(1)
+        + CLUSTER_SYNC
+        + when("tid == 0", expect("smem", 256))
+        + CLUSTER_SYNC
+        + "xor.b32 z, rank, 1; mapa.shared::cluster.u32 x, smem, z;"
+        + when(
+            "tid == 0",
+            f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{kind}.{dtype} "
+            f"[x+{DATA + 256}], [smem+{DATA}], 256, [x];",
+        )
+        + wait("smem", 0)
+        + "{ .reg .b64 g; mad.wide.u32 g, cta, 512, g1;"
+        + dump_shared(512, "g")
+        + "}"
+        + CLUSTER_SYNC
+    )
+    probe(f"bulk_reduce_at_a_peer_{kind}_{dtype}", body, [numbers(128, 47), words(256)], [1], grid=2, cluster=2)
+for kind in ("add.u32", "min.s32", "max.u32", "and.b32", "inc.u32", "add.u64"):
+    size = 8 if kind.endswith("64") else 4
+    value = "a" if size == 8 else "z"
+    body = (
+        load_shared(512, "g0")
+        + init(1)
+        + CLUSTER_SYNC
+        + when("tid == 0", expect("smem", 32 * size))
+        + CLUSTER_SYNC
+        + f"xor.b32 z, rank, 1; mapa.shared::cluster.u32 x, smem, z; mad.lo.u32 y, tid, {size}, x;"
+        + "mad.lo.u32 z, tid, 0x9E3779B1, 5; cvt.u64.u32 a, z;"
+        + when(
+            "tid < 32",
+            f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{kind} [y+{DATA}], {value}, [x];",
+        )
+        + wait("smem", 0)
+        + "{ .reg .b64 g; mad.wide.u32 g, cta, 512, g1;"
+        + dump_shared(512, "g")
+        + "}"
+        + CLUSTER_SYNC
+    )
+    probe(f"red_async_{kind.replace('.', '_')}", body, [numbers(128, 48), words(256)], [1], grid=2, cluster=2)
+
+# A multicast tile, swizzled, of which each CTA of four loads a quarter.
+body = (
+    fill_shared(4096)
+    + init(1)
+    + CLUSTER_SYNC
+    + when("tid == 0", expect("smem", 4096))
+    + CLUSTER_SYNC
+    + f"shl.b32 x, rank, 10; add.u32 x, x, smem; add.u32 x, x, {DATA};"
+    + "shl.b32 y, rank, 3; mov.b16 h0, 15; mov.b32 z, 0;"
+    + when(
+        "tid == 0",
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[x], [m0, {z, y}], [smem], h0;",
+    )
+    + wait("smem", 0)
+    + "{ .reg .b64 g; mad.wide.u32 g, cta, 4096, g1;"
+    + dump_shared(4096, "g")
+    + "}"
+    + CLUSTER_SYNC
+)
+tile = Map(0, "u16", (64, 40), (128,), (64, 8), None, 128)
+probe("multicast_quarters", body, [numbers(64 * 20, 49), words(4096), tile], [1], grid=4, cluster=4)
+
+# wgmma: operands that start anywhere, other signs, the base offset.
+for start in (16, 48, 112, 144, 1040):
+    wgmma_probe(f"wgmma_start_{start}", 32, "bf16", a=(0, 128, 256), b=(1, 16, 1024), start=start)
+for base in (1, 3, 7):
+    wgmma_probe(f"wgmma_base_offset_{base}", 32, "f16", a=(1, 16, 1024), b=(1, 16, 1024), base_offset=base)
+for signs in ("-1, 1", "1, -1", "-1, -1"):
+    name = signs.replace("-1", "m").replace(", ", "").replace("1", "p")
+    wgmma_probe(f"wgmma_signs_{name}", 16, "bf16", a=(0, 128, 256), b=(0, 128, 256), signs=signs)
+for dtype in ("e4m3", "e5m2"):
+    wgmma_probe(f"wgmma_f16_{dtype}", 64, dtype, "f16", a=(0, 128, 256), b=(0, 128, 256))
+wgmma_probe("wgmma_registers_f16_f16", 40, "f16", "f16", b=(0, 128, 256), in_registers=True)
+
+# Loads and stores of every width, through every space; what modules initialise; carries, calls, jump tables.
+body = "{ .reg .b64 from, to; .reg .b32 v; .reg .b64 w; .reg .b16 s;"
+body += "mad.wide.u32 from, tid, 16, g0; mad.wide.u32 to, tid, 64, g1;"
+for i, kind in enumerate(("u8", "s8", "b8", "u16", "s16", "u32", "s32")):
+    body += f"ld.global.{kind} v, [from+{i}];" if kind[1:] == "8" else f"ld.global.{kind} v, [from+{4 * (i // 4)}];"
+    body += f"st.global.b32 [to+{4 * i}], v;"
+body += "ld.global.s8 w, [from+3]; st.global.b64 [to+32], w; ld.global.s32 w, [from+4]; st.global.b64 [to+40], w;"
+body += "ld.global.s8 s, [from+5]; st.global.b16 [to+48], s; ld.global.b32 v, [from+8]; st.global.b8 [to+50], v;"
+body += "st.global.b8 [to+51], 200; st.global.b16 [to+52], v; st.global.b16 [to+54], s; st.global.b64 [to+56], w;"
+body += "st.global.b32 [to+28], 7; }"
+probe("widths", body, [numbers(512, 51), words(2048)], [1])
+DECLARED = """
+.const .align 4 .b32 table[4] = {10, 20, 30, 40};
+.global .align 8 .b8 bytes[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+.global .align 4 .f32 number = 0f40490FDB;
+.func (.param .b32 result) twice(.param .b32 given)
+{
+.reg .b32 v;
+ld.param.b32 v, [given];
+add.u32 v, v, v;
+st.param.b32 [result], v;
+ret;
+}
+"""
+body = """
+{
+.local .align 8 .b8 frame[64];
+.reg .b64 to, at; .reg .b32 v, w, n; .reg .pred more;
+mad.wide.u32 to, tid, 32, g0;
+and.b32 n, tid, 3; mov.b64 at, table; mad.wide.u32 at, n, 4, at; ld.const.b32 v, [at]; st.global.b32 [to], v;
+and.b32 n, tid, 15; mov.b64 at, bytes; cvt.u64.u32 a, n; add.u64 at, at, a; ld.global.u8 v, [at];
+st.global.b32 [to+4], v; ld.global.b32 v, [number]; st.global.b32 [to+8], v;
+mov.b64 at, frame; st.local.b32 [at+8], tid; cvta.local.u64 at, at; ld.b32 v, [at+8]; st.global.b32 [to+12], v;
+{ .param .b32 given; .param .b32 result; st.param.b32 [given], tid; call (result), twice, (given);
+ld.param.b32 v, [result]; }
+st.global.b32 [to+16], v;
+mov.b32 v, 0; and.b32 n, tid, 7;
+AROUND:
+setp.ge.u32 more, v, n; @more bra AROUND_END; add.u32 v, v, 2; bra AROUND;
+AROUND_END:
+st.global.b32 [to+20], v;
+and.b32 n, tid, 3;
+TARGETS: .branchtargets ONE, TWO, THREE, FOUR;
+brx.idx n, TARGETS;
+ONE: mov.b32 w, 111; bra AFTER;
+TWO: mov.b32 w, 222; bra AFTER;
+THREE: add.u32 w, tid, 333; bra AFTER;
+FOUR: mov.b32 w, 444;
+AFTER:
+st.global.b32 [to+24], w;
+add.cc.u32 v, tid, 0xFFFFFFFE; addc.u32 w, v, 5; sub.cc.u32 v, w, 9; subc.u32 v, v, 1; mad.lo.cc.u32 w, v, 77, w;
+madc.hi.u32 v, w, v, 3; st.global.b32 [to+28], v;
+}
+"""
+probe("spaces_and_jumps", body, [words(8 * 64)], [0], block=64, declare=DECLARED)
 
 
 # ----------------------------------------------------------------------------------------------------- elementwise
