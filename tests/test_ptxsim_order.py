@@ -6,6 +6,7 @@ Each runs under every schedule and is reported by exactly the kinds that it name
 import numpy
 import ptxsim
 import pytest
+from ptxsim_kernels import ptx
 from ptxsim_kernels.ptx import (
     CLUSTER_SYNC,
     COMMIT,
@@ -111,6 +112,30 @@ GLOBAL_TO_BULK = (
     + WAIT_0
     + thread(0, "ld.shared.b32 x, [smem+1024]; st.global.b32 [g1], x;")
 )
+
+
+# Thread 0 issues an MMA and thread 32 another one into the same accumulator, without a wait in between.
+def pipelined_mmas(before, after):
+    return (
+        init(2)
+        + ptx.fill(ptx.DATA, 8192, ptx.ONES)
+        + ptx.ALLOC
+        + "fence.proxy.async.shared::cta;"
+        + ptx.PUBLISH
+        + ptx.DESCRIPTORS
+        + thread(0, ptx.mma() + ptx.commit() + before)
+        + SYNC
+        + thread(32, after + ptx.mma(accumulate=1) + ptx.commit())
+        + WAIT_0
+        + "tcgen05.fence::after_thread_sync;"
+        + ptx.MY_LANES
+        + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {r0}, [x]; tcgen05.wait::ld.sync.aligned;"
+        + store_word("g1", "tid", "r0")
+        + ptx.DEALLOC
+    )
+
+
+BEFORE, AFTER = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"
 
 CASES = {
     # name: (body, kinds or "", expected words of out, launch options)
@@ -315,6 +340,28 @@ CASES = {
         "scope",
         None,
         {"grid": 2, "cluster": 2},
+    ),
+    "MMAs of two threads, pipelined": (pipelined_mmas(BEFORE, AFTER), "", [0x42000000], {}),
+    "MMAs of two threads, no fence after the first": (pipelined_mmas("", AFTER), "race", None, {}),
+    "MMAs of two threads, no fence before the second": (pipelined_mmas(BEFORE, ""), "race", None, {}),
+    "cp.async reads what a bulk store overwrites": (
+        COPY.replace("g0", "g1") + "cp.async.cg.shared.global [z+1024], [a], 16; cp.async.wait_all; "
+        "st.shared.v4.b32 [z+4096], {tid, tid, tid, tid}; fence.proxy.async.shared::cta;"
+        + SYNC
+        + STORE_ALL.replace("smem+1024", "smem+4096"),
+        "proxy",
+        None,
+        {},
+    ),
+    "cp.async reads what a bulk store overwrites after a fence": (
+        COPY.replace("g0", "g1")
+        + "cp.async.cg.shared.global [z+1024], [a], 16; cp.async.wait_all; fence.proxy.async.global;"
+        "st.shared.v4.b32 [z+4096], {tid, tid, tid, tid}; fence.proxy.async.shared::cta;"
+        + SYNC
+        + STORE_ALL.replace("smem+1024", "smem+4096"),
+        "",
+        FIRST // 4,
+        {},
     ),
     "a peer of cta scope, by practice": (
         peer_message("", ""),

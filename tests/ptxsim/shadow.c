@@ -101,11 +101,16 @@ static bool knows_operation(const view *v, view_kind k, const struct cluster_ord
     return vector_has(v->k->of[k], e->component, e->number);
 }
 
+static bool of_another_cluster(const accessor *x, const entry *e)
+{
+    return e->cluster && e->cluster != x->c->order->serial;
+}
+
 static bool knows(const accessor *x, view_kind k, const entry *e)
 {
     const view *v = x->v;
     const struct cluster_order *co = x->c->order;
-    if (e->cluster && e->cluster != co->serial) return knows_foreign(v, k, x->c, e);
+    if (of_another_cluster(x, e)) return knows_foreign(v, k, x->c, e);
     if (e->flags & ENTRY_OPERATION) return knows_operation(v, k, co, e);
     if (k == K_TENSOR) return false;
     for (uint32_t lanes = e->lanes; lanes; lanes &= lanes - 1) {
@@ -132,7 +137,7 @@ static bool morally_strong(const accessor *x, const entry *e)
     if (!(x->e.flags & e->flags & ENTRY_STRONG)) return false;
     const struct cluster_order *co = x->c->order;
     int narrowest = x->e.scope < e->scope ? x->e.scope : e->scope;
-    if (e->cluster && e->cluster != co->serial) return narrowest >= SCOPE_GPU;
+    if (of_another_cluster(x, e)) return narrowest >= SCOPE_GPU;
     return narrowest >= SCOPE_CLUSTER || cta_rank_of(co, e) == cta_rank_of(co, &x->e);
 }
 
@@ -206,7 +211,7 @@ static void unordered(accessor *x, const history *h, unsigned i, size_t cell)
     bool generic = knows(x, K_GENERIC, e), lax = generic || knows(x, K_LAX, e);
     bool by_async = x->d == D_ASYNC_SHARED || x->d == D_ASYNC_GLOBAL;
     bool by_thread = !(e->flags & ENTRY_OPERATION) ||
-                     (!e->cluster && x->c->order->component[e->component].stream == STREAM_CP_ASYNC);
+                     (!of_another_cluster(x, e) && x->c->order->component[e->component].stream == STREAM_CP_ASYNC);
     if (!lax) {
         finding_pair(x->c, x->at, other, "race", WHERE_FORMAT " and %s: nothing orders them", act(&x->e), x->what, at,
                      act(e));
