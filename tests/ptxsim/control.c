@@ -300,9 +300,13 @@ static outcome exec_nothing(warp *w, const inst *in, uint32_t mask)
 static const char *decode_pmevent(inst *in, const kernel *k)
 {
     (void)k;
+    bool mask = in->mods == 1 && !strcmp(in->mod[0], "mask");
     in->klass = C_OTHER;
     in->exec = exec_nothing;
-    return ONLY(in, 1, "mask");
+    if (in->mods != mask || in->nops != 1 || in->ops[0].kind != OP_IMM || in->ops[0].imm < 0 ||
+        in->ops[0].imm > (mask ? 0xffff : 15))
+        return "pmevent a, with an immediate in 0..15, or pmevent.mask is meant";
+    return NULL;
 }
 
 // A hint; the value may be anything.
@@ -311,6 +315,7 @@ static const char *decode_nanosleep(inst *in, const kernel *k)
     const char *wrong = ONLY(in, 1, "u32");
     in->klass = C_CONTROL;
     in->exec = exec_nothing;
+    if (in->mods != 1) return "the type is missing";
     return wrong ? wrong : want_source(k, &in->ops[0], T_U32);
 }
 
@@ -576,6 +581,8 @@ static const char *decode_barrier(inst *in, const kernel *k)
     if (in->nops < least || in->nops > most) return "wrong number of operands";
     in->p[1] = at;
     in->p[2] = in->nops - (in->p[4] >= 0) > at + 1 ? at + 1 : -1;
+    if (in->ops[at].kind == OP_IMM && (in->ops[at].imm < 0 || in->ops[at].imm >= NAMED_BARRIERS))
+        return "there are 16 barriers";
     for (int i = at; i <= at + (in->p[2] >= 0); i++) {
         const char *wrong = want_source(k, &in->ops[i], T_U32);
         if (wrong) return wrong;
@@ -794,6 +801,7 @@ static const char *decode_setmaxnreg(inst *in, const kernel *k)
     if (!target_has(k, FEATURE_SM90A) && !target_has(k, FEATURE_SM100AF)) return "needs sm_90a or sm_100a";
     const char *wrong = ONLY(in, 1, "inc", "dec", "sync", "aligned", "u32");
     if (wrong) return wrong;
+    if (in->mods != 4) return "setmaxnreg.{inc,dec}.sync.aligned.u32 is meant";
     bool inc = mod_index(in, "inc") >= 0;
     if (inc == (mod_index(in, "dec") >= 0) || mod_index(in, "sync") < 0 || mod_index(in, "aligned") < 0 ||
         mod_index(in, "u32") < 0)

@@ -203,6 +203,19 @@ static double integer_to_odd(uint64_t x, bool sign)
     return negative ? -d : d;
 }
 
+static double integer_to_f64(uint64_t x, bool sign, rounding r)
+{
+    bool negative = sign && (int64_t)x < 0;
+    uint64_t m = negative ? 0 - x : x;
+    double d = (double)m;
+    if (m >> 53 && r != RN) {
+        int shift = 11 - __builtin_clzll(m);
+        bool rest = m & (((uint64_t)1 << shift) - 1), up = r == RP ? !negative : r == RM && negative;
+        d = ldexp((double)((m >> shift) + (rest && up)), shift);
+    }
+    return negative ? -d : d;
+}
+
 static outcome exec_integer_to_float(warp *w, const inst *in, uint32_t mask)
 {
     READ1();
@@ -213,8 +226,8 @@ static outcome exec_integer_to_float(warp *w, const inst *in, uint32_t mask)
     uint32_t bad = a.poisoned;
     EACH_LANE(mask, {
         uint64_t x = extended(a.v[l], n, s);
-        if (to == T_F64 && n == 8)
-            d[l] = bits_of_f64(s ? (double)(int64_t)x : (double)x); // to nearest; others are refused
+        if (to == T_F64)
+            d[l] = bits_of_f64(integer_to_f64(x, s, (rounding)in->p[2]));
         else
             d[l] = float_result(integer_to_odd(x, s), to, (rounding)in->p[2], in->p[1]);
     });
@@ -506,20 +519,24 @@ static const char *decode_cvt(inst *in, const kernel *k)
         if (!ok || f & (C_FTZ | C_SAT)) return "relu or satfinite here";
     }
     if (f & C_FTZ && from != T_F32 && to != T_F32) return "ftz";
+    bool bf16 = from == T_BF16 || to == T_BF16;
+    if (bf16 && f & C_SAT) return "sat with bf16";
+    if (bf16 && (type_bytes(from) == 1 || type_bytes(to) == 1)) return "types that the operation does not have";
     if (to == T_TF32) {
         if (from != T_F32 || !floating || (in->p[2] != RNA && in->p[2] > RZ) || f & (C_FTZ | C_SAT))
             return "modifiers of tf32";
+        if (f & C_SATFINITE && in->p[2] != RNA && !target_has(k, FEATURE_SM100)) return "satfinite needs sm_100";
         in->exec = exec_float_to_float;
     } else if (!from_float && !to_float) {
         if (floating || integral || f & ~C_SAT) return "a rounding between integers";
+        bool fits = type_bytes(to) > type_bytes(from) ? is_signed(to) || !is_signed(from) : to == from;
+        if (f & C_SAT && fits) return "sat where every value fits";
         in->exec = exec_integer_to_integer;
     } else if (from_float && !to_float) {
         if (!integral) return "an integer rounding is missing";
         in->exec = exec_float_to_integer;
     } else if (!from_float) {
         if (!floating) return "a rounding is missing";
-        if (to == T_F64 && type_bytes(from) == 8 && in->p[2] != RN)
-            return "only rn from 64-bit integers to f64 is known";
         in->exec = exec_integer_to_float;
         if (to == T_F32 && in->p[2] == RN && !f && from == T_S32) in->exec = exec_s32_to_f32;
         if (to == T_F32 && in->p[2] == RN && !f && from == T_U32) in->exec = exec_u32_to_f32;
@@ -527,7 +544,7 @@ static const char *decode_cvt(inst *in, const kernel *k)
         bool narrows = significant_bits(to) < significant_bits(from) || (to == T_F16 && from == T_BF16);
         if (narrows && !floating) return "a rounding is missing";
         if (integral && to != from) return "an integer rounding between different types";
-        if (floating && !narrows) return "a rounding where nothing is rounded";
+        if (floating && !narrows && (from != T_BF16 || to == T_BF16)) return "a rounding where nothing is rounded";
         in->exec = exec_float_to_float;
         if (!f && from == T_BF16 && to == T_F32) in->exec = exec_bf16_to_f32;
         if (!f && from == T_F16 && to == T_F32) in->exec = exec_f16_to_f32;

@@ -201,6 +201,7 @@ static inline uint64_t coarse_f64(uint64_t x, bool root)
     return bits & 0x7ff0000000000000 ? bits : bits & (uint64_t)1 << 63;
 }
 EXEC1(exec_rcp_coarse, uint64_t, uint64_t, coarse_f64(x, false))
+EXEC1(exec_rsqrt_f64, uint64_t, uint64_t, bits_of_f64(1 / sqrt(f64_of(x))))
 EXEC1(exec_rsqrt_coarse, uint64_t, uint64_t, coarse_f64(x, true))
 
 // ---------------------------------------------------------------------------------- .f16 .f16x2 .bf16 .bf16x2
@@ -528,7 +529,7 @@ static const char *decode_approximation(inst *in, const kernel *k)
     in->p[0] = in->p[3] = t;
     in->klass = C_SPECIAL_FUNCTION;
     if (t == T_F64 && rsqrt)
-        in->exec = in->p[1] & FTZ ? exec_rsqrt_coarse : NULL;
+        in->exec = in->p[1] & FTZ ? exec_rsqrt_coarse : exec_rsqrt_f64;
     else if (t == T_F32)
         in->exec = tanh           ? exec_tanh_f32
                    : ex2          ? exec_ex2_f32
@@ -545,7 +546,9 @@ const char *decode_float(inst *in, const kernel *k)
     if (!strcmp(op, "min") || !strcmp(op, "max")) return decode_min_max(in, k, op[1] == 'a');
     if (!strcmp(op, "neg") || !strcmp(op, "abs")) return decode_sign(in, k, op[0] == 'a');
     if (!strcmp(op, "div")) return decode_quotient(in, k);
-    return decode_arithmetic(in, k, !strcmp(op, "mad") ? 'f' : op[0]);
+    bool mad = !strcmp(op, "mad");
+    if (mad && last_type(in) != T_F32 && last_type(in) != T_F64) return "a type that the operation does not have";
+    return decode_arithmetic(in, k, mad ? 'f' : op[0]);
 }
 
 const inst_row float_rows[] = {

@@ -347,6 +347,7 @@ static const char *decode_setp(inst *in, const kernel *k)
     if (!in->nops) return "wrong number of operands";
     const operand *d = &in->ops[0];
     if (d->kind == OP_PAIR) {
+        if (in->p[0] == T_F16 || in->p[0] == T_BF16) return "p|q of a 16-bit comparison";
         for (int i = 0; i < 2 && !wrong; i++)
             if (d->items[i].kind != OP_SINK) wrong = want_register(k, &d->items[i], T_PRED);
     } else if (d->kind != OP_SINK) {
@@ -362,7 +363,8 @@ static const char *decode_set(inst *in, const kernel *k)
     type to = type_from(in->mod[in->mods - 2]), t = (type)in->p[0];
     bool packed = t == T_F16X2 || t == T_BF16X2, half = t == T_F16 || t == T_BF16;
     if (t < T_F16 && to == T_F32) return "a .f32 result of an integer comparison: ptxas 13.0 makes it 1, not 1.0";
-    bool ok = packed ? to == t || to == T_U32 || to == T_S32 : to == T_U32 || to == T_S32 || to == T_F32;
+    bool ok = to == T_U32 || to == T_S32 || (!packed && !half && to == T_F32);
+    if (packed) ok |= to == t;
     if (half) ok |= to == t || to == T_U16 || to == T_S16;
     if (!ok) return "a type that the operation does not have";
     in->p[3] = to;

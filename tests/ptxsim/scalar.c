@@ -380,7 +380,6 @@ EXEC3(dp2a, uint32_t, uint32_t, uint32_t, dot2(x, y, z, in->p[5]))
 
 #define HALVES(F) ((uint64_t)(uint16_t)(F(x, y)) | (uint64_t)(uint16_t)(F(x >> 16, y >> 16)) << 16)
 #define ADD16(x, y) ((x) + (y))
-#define SUB16(x, y) ((x) - (y))
 #define MINU16(x, y) MIN((uint16_t)(x), (uint16_t)(y))
 #define MAXU16(x, y) MAX((uint16_t)(x), (uint16_t)(y))
 #define MINS16(x, y) MIN((int16_t)(x), (int16_t)(y))
@@ -388,7 +387,6 @@ EXEC3(dp2a, uint32_t, uint32_t, uint32_t, dot2(x, y, z, in->p[5]))
 #define MINS16_RELU(x, y) MAX(MINS16(x, y), 0)
 #define MAXS16_RELU(x, y) MAX(MAXS16(x, y), 0)
 PACKED2(add_16x2, 2, HALVES(ADD16))
-PACKED2(sub_16x2, 2, HALVES(SUB16))
 PACKED2(min_u16x2, 2, HALVES(MINU16))
 PACKED2(max_u16x2, 2, HALVES(MAXU16))
 PACKED2(min_s16x2, 2, HALVES(MINS16))
@@ -730,7 +728,7 @@ static const char *integer2(inst *in, const kernel *k, const by_type *table, con
     return in->exec ? same_types(in, k, t, 2) : "a type that the operation does not have";
 }
 
-// add, sub, min, max also have .u16x2 and .s16x2 (sm_90).
+// add, min, max also have .u16x2 and .s16x2 (sm_90).
 static const char *integer_or_packed(inst *in, const kernel *k, const by_type *table, const by_type *special, int flag,
                                      exec_fn u16x2, exec_fn s16x2, exec_fn s16x2_special)
 {
@@ -762,7 +760,7 @@ static const char *decode_sub_integer(inst *in, const kernel *k)
     static const by_type table[] = {{T_U16, sub_16}, {T_S16, sub_16}, {T_U32, sub_32}, {T_S32, sub_32},
                                     {T_U64, sub_64}, {T_S64, sub_64}, {T_NONE, NULL}};
     static const by_type saturated[] = {{T_S32, sub_sat}, {T_NONE, NULL}};
-    return integer_or_packed(in, k, table, saturated, SAT, sub_16x2, sub_16x2, NULL);
+    return integer_or_packed(in, k, table, saturated, SAT, NULL, NULL, NULL);
 }
 
 static const char *decode_min_integer(inst *in, const kernel *k)

@@ -466,7 +466,6 @@ TABLES = {"cta_group::1": [*TABLE, *tcgen05(1)], "cta_group::2": tcgen05(2), "wg
 REFUSED = [
     ("cvt, stochastic rounding", "sm_100a", "cvt.rs.bf16x2.f32 x, y, z, i"),
     ("cvt to ue8m0 without satfinite", "sm_100a", "cvt.rp.ue8m0x2.f32 h0, x, y"),
-    ("cvt from 64-bit integers to f64, other roundings", "sm_90a", "cvt.rz.f64.s64 a, b"),
     ("tcgen05.shift", "sm_100a", "tcgen05.shift.cta_group::1.down [x]"),
     ("tcgen05.mma.ws", "sm_100a", "tcgen05.mma.ws.cta_group::1.kind::f16 [x], a, b, y, p"),
     ("tcgen05.mma.sp", "sm_100a", "tcgen05.mma.sp.cta_group::1.kind::f16 [x], a, b, [z], y, p"),
