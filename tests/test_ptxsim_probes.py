@@ -40,7 +40,7 @@ def test_the_data_says_where_it_is_from():
 
 def comparable(name, words):
     """Without what ptxas 13.0 assembles wrongly: packed 16-bit additions in shared memory take the upper half of the
-    addend from another register (all 128 of the chip's answers are explained by it)."""
+    addend from another register (so says the machine code, and all 128 of the chip's answers)."""
     if name != "atomics_shared":
         return words
     wrong = [ATOMICS.index(f"add.noftz.{t}") for t in ("f16x2", "bf16x2")]
@@ -67,6 +67,11 @@ def run_line(table, n):
     return out.view(np.uint64), DATA[f"{name}/1"].view(np.uint64)[256 * n : 256 * n + 256]
 
 
+# Where the chip did not run what the PTX says, as the machine code shows.
+MISASSEMBLED = {
+    "r set.neu.f32.f32 r s": "ptxas 13.0 folds it to 1 here, and makes FSET.BF.NEU of it elsewhere",
+    "h cvt.rm.ftz.f16.f32 r": "ptxas 13.0 makes F2F without .FTZ of it",
+}
 EXACT_LINES = elementwise.EXACT.strip().splitlines()
 
 
@@ -74,6 +79,9 @@ EXACT_LINES = elementwise.EXACT.strip().splitlines()
 def test_exact(n):
     ours, chip = run_line(elementwise.EXACT, n)
     wrong = np.flatnonzero(ours != chip)
+    if EXACT_LINES[n] in MISASSEMBLED:
+        assert wrong.size, "no longer different: take the line off the list"
+        return
     rows = OPERANDS.view(np.uint64).reshape(256, 3)
     assert not wrong.size, [
         ([f"{x:016x}" for x in rows[i]], f"ours {ours[i]:016x}", f"chip {chip[i]:016x}") for i in wrong[:4]
