@@ -235,9 +235,9 @@ static const char *decode_any(inst *in, const kernel *k, bool result)
         for (int j = 0; j < A_OPS; j++)
             if (!strcmp(m, op_names[j])) found = j;
         bool acquires = !strcmp(m, "acquire"), releases = !strcmp(m, "release"), both = !strcmp(m, "acq_rel");
-        if (i == in->mods - 1) {
+        // The operation and the type come in either order in vector forms.
+        if (t == T_NONE && type_from(m) != T_NONE) {
             t = type_from(m);
-            if (t == T_NONE) return m;
         } else if (!order && (!strcmp(m, "relaxed") || releases || (result && (acquires || both)))) {
             in->p[3] = acquires ? ACCESS_ACQUIRE : releases ? ACCESS_RELEASE : both ? ACCESS_ACQ_REL : ACCESS_RELAXED;
             order = true;
@@ -267,11 +267,11 @@ static const char *decode_any(inst *in, const kernel *k, bool result)
     type element = t == T_F16X2 ? T_F16 : t == T_BF16X2 ? T_BF16 : t;
     bool half = element == T_F16 || element == T_BF16;
     if (half != noftz) return half ? ".noftz is required" : ".noftz is for 16-bit floats";
-    if (!legal((atom_op)op, element, result)) return in->mod[in->mods - 1];
+    if (!legal((atom_op)op, element, result)) return "no such operation on that type";
     in->p[8] = -1;
     for (size_t i = 0; i < sizeof combines / sizeof *combines; i++)
         if ((int)combines[i].op == op && combines[i].type == element) in->p[8] = (int32_t)i;
-    if (op != A_EXCH && op != A_CAS && in->p[8] < 0) return in->mod[in->mods - 1];
+    if (op != A_EXCH && op != A_CAS && in->p[8] < 0) return "no such operation on that type";
     if (half && op != A_ADD && vector == 1) return ".min and .max of 16-bit floats are for vectors";
     int bytes = type_bytes(t);
     if (vector > 1) {
@@ -280,7 +280,6 @@ static const char *decode_any(inst *in, const kernel *k, bool result)
         if (!legal_vector || (s != SPACE_GLOBAL && s != SPACE_GENERIC))
             return "a vector of that type, or not in global memory";
     }
-    (void)k;
     in->p[0] = (int32_t)s;
     in->p[1] = op;
     in->p[2] = bytes * vector;
@@ -299,9 +298,11 @@ static const char *decode_any(inst *in, const kernel *k, bool result)
         if (destination && o->kind == OP_SINK) continue;
         if (count != vector) return "as many registers as the vector has elements";
         for (int j = 0; j < count; j++) {
-            operand_kind kind = item_of(o, j)->kind;
-            if (kind != OP_REG && (destination ? kind != OP_SINK : kind != OP_IMM || bytes == 16))
-                return "operands of atom or red";
+            const operand *item = item_of(o, j);
+            bool constant = destination ? item->kind == OP_SINK : item->kind == OP_IMM && bytes < 16;
+            if (item->kind != OP_REG && !constant) return "operands of atom or red";
+            if (item->kind == OP_REG && type_bytes(k->reg_type[item->reg]) < bytes)
+                return "a register narrower than the type";
         }
     }
     in->exec = exec_atom;

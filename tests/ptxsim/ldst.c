@@ -216,11 +216,14 @@ static bool destinations(const operand *o, int count)
     return true;
 }
 
-static bool sources(const operand *o, int count)
+static bool sources(const operand *o, int count, int bytes, const kernel *k)
 {
     if (items_of(o) != count) return false;
-    for (int i = 0; i < count; i++)
-        if (item_of(o, i)->kind != OP_REG && item_of(o, i)->kind != OP_IMM) return false;
+    for (int i = 0; i < count; i++) {
+        const operand *item = item_of(o, i);
+        bool wide_register = item->kind == OP_REG && type_bytes(k->reg_type[item->reg]) >= bytes;
+        if (!wide_register && item->kind != OP_IMM) return false;
+    }
     return true;
 }
 
@@ -323,14 +326,25 @@ static const char *decode_ld(inst *in, const kernel *k)
     return NULL;
 }
 
+// ldu: the memory is read-only while the kernel runs, as for .nc.
+static const char *decode_ldu(inst *in, const kernel *k)
+{
+    const char *wrong = decode_ld(in, k);
+    if (wrong) return wrong;
+    if ((in->p[0] != SPACE_GLOBAL && in->p[0] != SPACE_GENERIC) || in->p[3] != ACCESS_WEAK || in->p[6])
+        return "ldu is for weak .global loads";
+    in->p[6] = 1;
+    return NULL;
+}
+
 static const char *decode_st(inst *in, const kernel *k)
 {
     access_form f;
     const char *wrong = access_modifiers(in, k, false, &f);
     if (wrong) return wrong;
     if (f.space == SPACE_CONST || f.space == SPACE_PARAM) return "a store to constant memory";
-    if (in->nops != 2 + f.policy || !is_address(&in->ops[0]) || !sources(&in->ops[1], f.count))
-        return "operands: [address], value{, policy}";
+    if (in->nops != 2 + f.policy || !is_address(&in->ops[0]) || !sources(&in->ops[1], f.count, type_bytes(f.type), k))
+        return "operands: [address], value as wide as the type{, policy}";
     set_form(in, &f);
     in->exec = exec_st;
     in->klass = C_STORE;
@@ -741,6 +755,7 @@ static const char *decode_discard(inst *in, const kernel *k)
 }
 
 const inst_row memory_rows[] = {{"ld", decode_ld},
+                                {"ldu", decode_ldu},
                                 {"st", decode_st},
                                 {"atom", decode_atom},
                                 {"red", decode_red},
