@@ -120,7 +120,7 @@ def each_column(columns, body):
     )
 
 
-def product_kernel(a, b, a_bytes, b_bytes, n, group, instruction, columns):
+def product_kernel(a, b, a_bytes, b_bytes, n, group, instruction, columns, mask):
     """g0: images of A and B by CTA; g1: D by CTA, lane and column, after; g2: before; g3: A as 8 words of each lane."""
     sync = "bar.sync 0;" if group == 1 else CLUSTER_SYNC
     size = a_bytes + b_bytes
@@ -184,6 +184,7 @@ def product_kernel(a, b, a_bytes, b_bytes, n, group, instruction, columns):
                 n,
                 f'''{tmem_load("y", 8)}
         tcgen05.wait::ld.sync.aligned;
+        {"".join(f"and.b32 r{i}, r{i}, {mask};" for i in range(8))}
         add.u64 c, c, g1;
         st.global.v4.b32 [c], {registers(0, 4)};
         st.global.v4.b32 [c+16], {registers(4, 4)};''',
@@ -210,6 +211,7 @@ def check_product(
     scale=None,
     negate=0,
     mask=None,
+    half_d=False,
     schedule="early",
 ):
     """One tcgen05.mma: D, all of TMEM's lanes, must come out as numpy says."""
@@ -230,17 +232,28 @@ def check_product(
         for lane in lanes(r % rows, rows, group):
             a_lanes[r // rows, lane] = a_words[r]
 
-    idesc = 1 << 4 | FORMAT[dtype] << 7 | FORMAT[dtype_b] << 10 | negate << 13
+    idesc = int(not half_d) << 4 | FORMAT[dtype] << 7 | FORMAT[dtype_b] << 10 | negate << 13
     idesc |= major[0] << 15 | major[1] << 16 | n // 8 << 17 | m // 16 << 24
-    words = ", ".join(f"r{20 + i}" for i in range(len(mask or [])))
-    operands = ["[tmem]", "[z]" if a_in_tmem else "a", "b", str(idesc), *([f"{{{words}}}"] if mask else [])]
+    lane_words = ", ".join(f"r{20 + i}" for i in range(len(mask or [])))
+    operands = ["[tmem]", "[z]" if a_in_tmem else "a", "b", str(idesc), *([f"{{{lane_words}}}"] if mask else [])]
     operands += [str(int(accumulate)), *([str(scale)] if scale is not None else [])]
     instruction = "".join(f"mov.b32 r{20 + i}, {word};" for i, word in enumerate(mask or []))
     instruction += f"@p tcgen05.mma.cta_group::{group}.kind::{KIND[dtype]} {', '.join(operands)};"
     columns = next(2**i for i in range(5, 10) if 2**i >= n + 8)
-    text = product_kernel(a_operand, b_operand, len(a_images[0]), len(b_images[0]), n, group, instruction, columns)
-    after = numpy.zeros_like(before)
-    args = [images, after, before, a_lanes]
+    text = product_kernel(
+        a_operand,
+        b_operand,
+        len(a_images[0]),
+        len(b_images[0]),
+        n,
+        group,
+        instruction,
+        columns,
+        0xFFFF if half_d else -1,
+    )
+    words = before.astype(numpy.float16).view(numpy.uint16).astype(numpy.uint32) if half_d else before
+    after = numpy.zeros_like(words)  # an f16 D has the low half of each column
+    args = [images, after, words, a_lanes]
     how = {"grid": group, "cluster": group, "block": 128, "smem": 128 * 1024}
     ptxsim.Module(text).launch("k", args=args, schedule=schedule, **how)
 
@@ -254,6 +267,8 @@ def check_product(
                 continue
             old = before[cta, lane, : len(part)] * 2.0 ** -(scale or 0) if accumulate else 0
             expected[cta, lane, : len(part)] = part + old
+    if half_d:
+        after = after.astype(numpy.uint16).view(numpy.float16)
     numpy.testing.assert_array_equal(after, expected)
 
 
@@ -279,6 +294,8 @@ def test_kinds_and_shapes(dtype, m, group, a_in_tmem):
         {"accumulate": True, "scale": 3},
         {"accumulate": True, "negate": 1},
         {"negate": 2},
+        {"dtype": "f16", "half_d": True, "accumulate": True},
+        {"dtype": "e4m3", "half_d": True, "m": 256, "group": 2},
         {"accumulate": True, "negate": 3},
         {"mask": [0x0F0F0F0F, 0, 0xFFFFFFFF, 1]},
         {"m": 256, "group": 2, "mask": [0x0F0F0F0F, 0, 0xFFFFFFFF, 1, 3, 4, 5, 6], "accumulate": True},
