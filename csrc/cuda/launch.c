@@ -93,10 +93,10 @@ static CUtensorMapDataType type_of(fa4_dtype type)
 
 static fa4_status encode_map(encode_fn *encode, const fa4_tensor_map *map, CUtensorMap *encoded)
 {
-    CUresult result = encode(encoded, type_of(map->type), (cuuint32_t)map->rank, (void *)(uintptr_t)map->address,
-                             map->size, map->stride, map->box, map->element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                             swizzle_of(map->swizzle), promotion_of(map->l2_promotion),
-                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result =
+        encode(encoded, type_of(map->type), (cuuint32_t)map->rank, (void *)(uintptr_t)map->address, map->size,
+               map->stride, map->box, map->element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(map->swizzle),
+               promotion_of(map->l2_promotion), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result == CUDA_SUCCESS) return FA4_OK;
     return fa4_fail(FA4_DEVICE_ERROR,
                     "cuTensorMapEncodeTiled refused (%d) a tensor of %llu x %llu x %llu x %llu elements with strides "
@@ -159,8 +159,7 @@ static fa4_status current_chip(fa4_chip *chip)
     int64_t packed = device < DEVICES ? atomic_load_explicit(&known[device], memory_order_relaxed) : 0;
     if (!packed) {
         error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-        if (error == cudaSuccess)
-            error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
         if (error == cudaSuccess)
             error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return failed("cudaDeviceGetAttribute", error);

@@ -1,6 +1,6 @@
 // PTX instructions that Hopper and Blackwell kernels share: one function each, named after the instruction, operands in
-// its order. Addresses of shared memory are 32-bit shared-window addresses (shared_address). What reads, writes or orders
-// memory clobbers "memory".
+// its order. Addresses of shared memory are 32-bit shared-window addresses (shared_address). What reads, writes or
+// orders memory clobbers "memory".
 #ifndef FA4_CUDA_PTX_H
 #define FA4_CUDA_PTX_H
 
@@ -75,7 +75,8 @@ FA4_DEVICE void mbarrier_wait_named(uint32_t mbar, uint32_t parity, const char *
 {
     for (int tries = 0; !mbarrier_try_wait_parity(mbar, parity); tries++)
         if (tries > 2000000) {
-            printf("block %d thread %d waits at line %d for %s, parity %u\n", blockIdx.x, threadIdx.x, line, name, parity);
+            printf("block %d thread %d waits at line %d for %s, parity %u\n", blockIdx.x, threadIdx.x, line, name,
+                   parity);
             __trap();
         }
 }
@@ -83,7 +84,8 @@ FA4_DEVICE void mbarrier_wait_named(uint32_t mbar, uint32_t parity, const char *
 #else
 FA4_DEVICE void mbarrier_wait(uint32_t mbar, uint32_t parity)
 {
-    while (!mbarrier_try_wait_parity(mbar, parity)) {}
+    while (!mbarrier_try_wait_parity(mbar, parity)) {
+    }
 }
 #endif
 

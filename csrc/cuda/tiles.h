@@ -1,11 +1,11 @@
-// The order in which persistent CTAs take tiles of queries. Plain arithmetic on the CTA's index: nothing in memory counts,
-// so a launch has nothing to reset and a graph can replay it. Host and device.
+// The order in which persistent CTAs take tiles of queries. Plain arithmetic on the CTA's index: nothing in memory
+// counts, so a launch has nothing to reset and a graph can replay it. Host and device.
 //
-// A unit is one K/V head of one batch with the query heads that share it. Units are taken in sections whose K and V fit in
-// the L2 cache together; inside a section the tiles go by the number of keys they see, all heads of one block of queries
-// side by side. The last section runs from most to fewest keys, so that what is left over at the end is short, and the
-// sections before it alternate: there is no jump in length between them. CTAs take the list forth and back in turns,
-// which gives each the same sum when lengths fall evenly.
+// A unit is one K/V head of one batch with the query heads that share it. Units are taken in sections whose K and V fit
+// in the L2 cache together; inside a section the tiles go by the number of keys they see, all heads of one block of
+// queries side by side. The last section runs from most to fewest keys, so that what is left over at the end is short,
+// and the sections before it alternate: there is no jump in length between them. CTAs take the list forth and back in
+// turns, which gives each the same sum when lengths fall evenly.
 #ifndef FA4_CUDA_TILES_H
 #define FA4_CUDA_TILES_H
 

@@ -6,18 +6,20 @@
 #include "../cuda/tiles.h"
 
 typedef struct {
-    int full_only, dim, dim_v, block_kv, warpgroups, stages, stages_q, turns, exp_fma; // as shapes.def says
+    int full_from, band_from, dim, dim_v, block_kv, warpgroups, stages, stages_q, turns,
+        by_growth; // as shapes.def says
 } fa4_sm90_shape;
 
 enum { FA4_SM90_ROWS = 64 }; // queries of a warpgroup
 
-// Elements of a row of one slab of shared memory: 128 bytes of swizzled columns, or 64 where dim is no multiple of that.
+// Elements of a row of one slab of shared memory: 128 bytes of swizzled columns, or 64 where dim is no multiple of
+// that.
 #define FA4_SM90_COLUMNS(dim) ((dim) % 64 == 0 ? 64 : 32)
 
 // Shared memory: Q, K and V, then the barriers, in whole KiB.
-#define FA4_SM90_SHARED_BYTES(s)                                                                                 \
-    (((s).stages_q * (s).warpgroups * (FA4_SM90_ROWS * (s).dim * 2 + 3 * 8) +                                     \
-      (s).stages * ((s).block_kv * ((s).dim + (s).dim_v) * 2 + 4 * 8) + 8 + 1023) /                               \
+#define FA4_SM90_SHARED_BYTES(s)                                                    \
+    (((s).stages_q * (s).warpgroups * (FA4_SM90_ROWS * (s).dim * 2 + 3 * 8) +       \
+      (s).stages * ((s).block_kv * ((s).dim + (s).dim_v) * 2 + 4 * 8) + 8 + 1023) / \
      1024 * 1024)
 
 typedef struct {

@@ -1,14 +1,14 @@
-// The forward on Hopper. A persistent CTA takes tiles of WARPGROUPS x 64 queries; each of its first WARPGROUPS warpgroups
-// computes 64 of them, against blocks of BLOCK_KV keys from the last that any of the tile's queries sees to the first. Of
-// the last warpgroup one warp loads and one stores, both through tensor copies.
+// The forward on Hopper. A persistent CTA takes tiles of WARPGROUPS x 64 queries; each of its first WARPGROUPS
+// warpgroups computes 64 of them, against blocks of BLOCK_KV keys from the last that any of the tile's queries sees to
+// the first. Of the last warpgroup one warp loads and one stores, both through tensor copies.
 //
 // A warpgroup keeps the tensor cores and its own arithmetic apart by one block: while they compute S of block n - 1 and
 // add P V of block n to O, nothing waits; then the softmax of block n - 1 runs beside P V. The warpgroups take turns to
 // start products, so that the products of one run under the softmax of another.
 //
 //     load warp   Q | K(n) K(n-1) V(n) K(n-2) V(n-1) ... V(0)
-//     warpgroup   S(n) softmax | S(n-1) O(n) softmax | S(n-2) O(n-1) softmax | ... | O(0), O / l over Q in shared memory
-//     store warp  O, then the place is free for another Q
+//     warpgroup   S(n) softmax | S(n-1) O(n) softmax | S(n-2) O(n-1) softmax | ... | O(0), O / l over Q in shared
+//     memory store warp  O, then the place is free for another Q
 //
 // One compilation is one variant: FA4_KERNEL its name, FA4_BF16 1 or 0 for f16, FA4_SHAPE a line of shapes.def.
 #if FA4_BF16
@@ -59,8 +59,8 @@ struct smem {
     alignas(1024) uint16_t q[STAGES_Q][WARPGROUPS][ROWS * D]; // then O
     alignas(1024) uint16_t k[STAGES][BLOCK_KV * D];
     alignas(1024) uint16_t v[STAGES][BLOCK_KV * DV];
-    channel<STAGES_Q> for_q[WARPGROUPS]; // full: load -> warpgroup, 1 + bytes; empty: store -> load, 1
-    channel<STAGES> for_k, for_v;        // full: load -> warpgroups, 1 + bytes; empty: warpgroups -> load, one a warp
+    channel<STAGES_Q> for_q[WARPGROUPS];   // full: load -> warpgroup, 1 + bytes; empty: store -> load, 1
+    channel<STAGES> for_k, for_v;          // full: load -> warpgroups, 1 + bytes; empty: warpgroups -> load, one a warp
     uint64_t o_full[WARPGROUPS][STAGES_Q]; // warpgroup -> store: one a warp
     uint64_t v_end;                        // copy -> load warp: bytes of a block whose end it must clear
 };
@@ -74,9 +74,9 @@ enum { BARRIER_OWN = 1, BARRIER_TURN = BARRIER_OWN + WARPGROUPS };
 enum { REGISTERS_COMPUTE = WARPGROUPS == 3 ? 160 : 240, REGISTERS_COPY = WARPGROUPS == 3 ? 32 : 24 };
 static_assert(WARPGROUPS * REGISTERS_COMPUTE + REGISTERS_COPY <= 512, "65536 registers");
 
-// A place in a ring of N stages: the address of its tile of BYTES in shared memory, that of its "full" barrier (its "empty"
-// one is N further), and the parity of the phase to wait for. Addresses are carried along, not made of a stage's number: the
-// compiler would make them anew each time, and the base of shared memory takes it 25 cycles.
+// A place in a ring of N stages: the address of its tile of BYTES in shared memory, that of its "full" barrier (its
+// "empty" one is N further), and the parity of the phase to wait for. Addresses are carried along, not made of a
+// stage's number: the compiler would make them anew each time, and the base of shared memory takes it 25 cycles.
 template <int N, int BYTES> struct ring {
     uint32_t tile, full, parity = 0, stage = 0;
 
@@ -120,25 +120,32 @@ FA4_DEVICE blocks blocks_of(const fa4_sm90_fwd_args &args, int batch, int first_
 // The tiles of this CTA, one after another, and the blocks of keys that each needs.
 struct tile_cursor {
     int round = 0;
-    fa4_tile tile;
+    fa4_tile tile; // block is -1 past the last
     blocks n;
 
-    __device__ __forceinline__ bool next(const fa4_sm90_fwd_args &args)
+    __device__ __forceinline__ tile_cursor(const fa4_sm90_fwd_args &args)
     {
-        while (round * (int)gridDim.x < args.tiles.count) {
-            const int index = fa4_tile_index(round++, blockIdx.x, gridDim.x);
-            if (index >= args.tiles.count) continue;
-            tile = fa4_tile_at(&args.tiles, index);
-            n = blocks_of(args, tile.batch, tile.block * WARPGROUPS * ROWS, WARPGROUPS * ROWS);
-            return true;
-        }
-        return false;
+        next(args);
+    }
+    __device__ __forceinline__ bool valid() const
+    {
+        return tile.block >= 0;
+    }
+    __device__ __forceinline__ void next(const fa4_sm90_fwd_args &args)
+    {
+        int index = fa4_tile_index(round++, blockIdx.x, gridDim.x);
+        // Of the last round, which may be short, some CTAs have a tile and some have none.
+        tile.block = -1;
+        if (index >= args.tiles.count) return;
+        tile = fa4_tile_at(&args.tiles, index);
+        n = blocks_of(args, tile.batch, tile.block * WARPGROUPS * ROWS, WARPGROUPS * ROWS);
     }
 };
 
 // ---- Copies
 
-// Clears the rows of a V block from row on. Their weights are 0, but 0 times what lies past a batch's last key may be NaN.
+// Clears the rows of a V block from row on. Their weights are 0, but 0 times what lies past a batch's last key may be
+// NaN.
 FA4_DEVICE void clear_rows(uint32_t v_smem, int row)
 {
     const int lane = threadIdx.x % 32, chunks = (BLOCK_KV - row) * ROW_V / 16;
@@ -159,7 +166,7 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensor
     k_ring at_k(s.k, s.for_k);
     v_ring at_v(s.v, s.for_v);
     uint32_t end_parity = 0;
-    for (tile_cursor at; at.next(args);) {
+    for (tile_cursor at(args); at.valid(); at.next(args)) {
         const fa4_tile &tile = at.tile;
         const blocks &n = at.n;
         const int head_q = tile.head * args.step_head[0], batch_q = tile.batch * args.step_batch[0];
@@ -171,8 +178,8 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensor
             if (elected) {
                 mbarrier_arrive_expect_tx(at_k.full, K_BYTES);
                 for (int slab = 0; slab < D / COLUMNS; slab++)
-                    cp_async_bulk_tensor_4d_load(at_k.tile + slab * BLOCK_KV * ROW, map_k, slab * COLUMNS, block * BLOCK_KV,
-                                                 head_k, batch_k, at_k.full, FA4_EVICT_LAST);
+                    cp_async_bulk_tensor_4d_load(at_k.tile + slab * BLOCK_KV * ROW, map_k, slab * COLUMNS,
+                                                 block * BLOCK_KV, head_k, batch_k, at_k.full, FA4_EVICT_LAST);
             }
             at_k.next();
         };
@@ -223,7 +230,7 @@ FA4_DEVICE void store_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtenso
 {
     const bool elected = elect_sync();
     q_ring at_q(s.q, s.for_q[0]);
-    for (tile_cursor at; at.next(args);) {
+    for (tile_cursor at(args); at.valid(); at.next(args)) {
         for (int w = 0; w < WARPGROUPS; w++) {
             const uint32_t src = at_q.tile + w * Q_BYTES;
             mbarrier_wait(shared_address(&s.o_full[w][at_q.stage]), at_q.parity);
@@ -287,7 +294,8 @@ FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV / 2], const fa4_sm90_fwd_args &a
         const keys seen = keys_of(args, i + 8 * r, len_kv);
 #pragma unroll
         for (int part = 0; part < BLOCK_KV; part += 128) {
-            // Bit 2 k + c stands for key j + part + 8 k + column + c. Elements before a key: 2 for each whole 8, and up to 2.
+            // Bit 2 k + c stands for key j + part + 8 k + column + c. Elements before a key: 2 for each whole 8, and up
+            // to 2.
             auto bits_before = [&](int key) {
                 const int x = key - j - part - column;
                 const int elements = 2 * (x >> 3) + min(x & 7, 2);
@@ -315,35 +323,24 @@ FA4_DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// 2^x on the FMA pipe: 2^floor(x) through the exponent's bits, times a cubic (relative error 9e-5, for weights that are
-// rounded to 16 bits anyway). Below 2^-127: 0. Of a NaN: anything.
-FA4_DEVICE float exp2_fma(float x)
-{
-    const float magic = 12582912; // 1.5 * 2^23: the sum's low bits are floor(x)
-    const float clamped = fmaxf(x, -127), shifted = __fadd_rd(clamped, magic), f = clamped - (shifted - magic);
-    const float cubic = fmaf(fmaf(fmaf(0.07706717f, f, 0.22764485f), f, 0.69511682f), f, 1);
-    return __int_as_float((__float_as_int(shifted) << 23) + __float_as_int(cubic));
-}
+// What a row's weights are relative to, m, in powers of two: not the maximum of its scores so far, but one that follows
+// when a score exceeds it by more than GROWTH. Until then weights stay under 2^GROWTH, O and the sum can stay as they
+// are, and the last division makes up for it. Both ways of softmax_step decide for a row by its own scores alone.
+constexpr float GROWTH = 8;
 
-// 2^x for the thread's element i: EXP_FMA out of 16 elements go to the FMA pipe, while the others keep the special
-// function unit busy. A row with a NaN is NaN all over, by its maximum, and so in what goes there.
-FA4_DEVICE float weight(float x, int i)
-{
-    return i * SHAPE.exp_fma % 16 < SHAPE.exp_fma ? exp2_fma(x) : ex2_approx_ftz(x);
-}
-
-// One block. s: scores on entry, weights on return. m: the maximum that weights are relative to, of the whole row. l: the
-// sum of the weights, of this thread's elements. rescale: what O so far must be multiplied by.
+// One block. s: scores on entry, weights 2^(scale_log2 s - m) on return. m: -inf before a row's first key. l: the sum
+// of the weights, of this thread's elements. Returns whether some row of the warp moved: O so far must be multiplied by
+// rescale.
 //
-// m follows the true maximum only when that has grown by more than 2^8: until then the factor is exactly 1 and O can stay
-// as it is, weights stay under 2^8, and the last division makes up for it.
-FA4_DEVICE void softmax_step(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2], float scale_log2)
+// First each row's maximum. The special function unit sets the pace after it: the rest hides beside the exponentials.
+FA4_DEVICE bool softmax_step_by_maximum(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2],
+                                        float scale_log2)
 {
     float largest = -INFINITY;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        // The second row's maximum starts from -inf made of the first row's: so the compiler leaves it after that, beside the
-        // shuffles and the first exponentials, and these need not wait for both rows.
+        // The second row's maximum starts from -inf made of the first row's: so the compiler leaves it after that,
+        // beside the shuffles and the first exponentials, and these need not wait for both rows.
         const float start = min_number(largest, -INFINITY);
         float part[4] = {start, start, start, start};
 #pragma unroll
@@ -352,23 +349,77 @@ FA4_DEVICE void softmax_step(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)
             part[i / 4 % 2 * 2 + 1] = max_nan(part[i / 4 % 2 * 2 + 1], s[i + 2 * r + 1]);
         }
         largest = max_nan(max_nan(part[0], part[1]), max_nan(part[2], part[3]));
-        const float m_block = quad_max(largest), m_grown = max_nan(m[r], m_block);
-        const bool keep = (m_block - m[r]) * scale_log2 <= 8;
+        const float m_block = quad_max(largest) * scale_log2, m_grown = max_nan(m[r], m_block);
+        const bool keep = m_block - m[r] <= GROWTH;
         const float m_new = keep ? m[r] : m_grown;
-        const float m_used = m_new == -INFINITY ? 0 : m_new * scale_log2; // no key so far: -inf - -inf is NaN
-        const float factor = ex2_approx_ftz(m[r] * scale_log2 - m_used);
+        const float m_used = m_new == -INFINITY ? 0 : m_new; // no key so far: -inf - -inf is NaN
+        const float factor = ex2_approx_ftz(m[r] - m_used);
         rescale[r] = keep ? 1 : factor;
         m[r] = m_new;
         float sum[2] = {0, 0};
 #pragma unroll
         for (int i = 0; i < BLOCK_KV / 2; i += 4) {
-            s[i + 2 * r] = weight(s[i + 2 * r] * scale_log2 - m_used, i / 2);
-            s[i + 2 * r + 1] = weight(s[i + 2 * r + 1] * scale_log2 - m_used, i / 2 + 1);
+            s[i + 2 * r] = ex2_approx_ftz(s[i + 2 * r] * scale_log2 - m_used);
+            s[i + 2 * r + 1] = ex2_approx_ftz(s[i + 2 * r + 1] * scale_log2 - m_used);
             sum[0] += s[i + 2 * r];
             sum[1] += s[i + 2 * r + 1];
         }
         l[r] = l[r] * rescale[r] + (sum[0] + sum[1]);
     }
+    return __any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1);
+}
+
+// Moves the rows that a block makes move. s, relative to the old m on entry, becomes relative to the new one.
+FA4_DEVICE void move_rows(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float largest = s[2 * r];
+#pragma unroll
+        for (int i = 0; i < BLOCK_KV / 2; i += 4) largest = max_nan(largest, max_nan(s[i + 2 * r], s[i + 2 * r + 1]));
+        largest = quad_max(largest);
+        const bool first = m[r] == -INFINITY;
+        const float growth = (!first && largest <= GROWTH) || largest == -INFINITY ? 0 : largest;
+        rescale[r] = first ? 1 : ex2_approx_ftz(-growth);
+        l[r] *= rescale[r];
+        if (largest != -INFINITY) m[r] = (first ? 0 : m[r]) + growth;
+#pragma unroll
+        for (int i = 0; i < BLOCK_KV / 2; i += 4) {
+            s[i + 2 * r] -= growth;
+            s[i + 2 * r + 1] -= growth;
+        }
+    }
+}
+
+// The same, without the rows' maxima where no row moves: that each thread sees none of its own scores exceed GROWTH is
+// enough, and saves the shuffles. Faster where the warpgroups wait for each other rather than for the special function
+// unit.
+FA4_DEVICE bool softmax_step_by_growth(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2],
+                                       float scale_log2)
+{
+    const float from[2] = {m[0] == -INFINITY ? 0 : m[0], m[1] == -INFINITY ? 0 : m[1]};
+    float largest[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < BLOCK_KV / 2; i++) {
+        s[i] = s[i] * scale_log2 - from[i / 2 % 2];
+        largest[i % 4] = max_nan(largest[i % 4], s[i]);
+    }
+    const bool stays = max_nan(max_nan(largest[0], largest[1]), max_nan(largest[2], largest[3])) <= GROWTH;
+    const bool moved = __any_sync(0xffffffff, !stays || m[0] == -INFINITY || m[1] == -INFINITY);
+    if (moved) move_rows(s, m, l, rescale);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < BLOCK_KV / 2; i += 4) {
+            s[i + 2 * r] = ex2_approx_ftz(s[i + 2 * r]);
+            s[i + 2 * r + 1] = ex2_approx_ftz(s[i + 2 * r + 1]);
+            sum[0] += s[i + 2 * r];
+            sum[1] += s[i + 2 * r + 1];
+        }
+        l[r] += sum[0] + sum[1];
+    }
+    return moved;
 }
 
 FA4_DEVICE void round_weights(uint32_t (&p)[BLOCK_KV / 4], const float (&s)[BLOCK_KV / 2])
@@ -444,12 +495,9 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
 
     if (warpgroup == WARPGROUPS - 1) pass_turn(); // the first turn is the first warpgroup's
 
-    tile_cursor at, following; // following: found out beside the products of the tile before
-    bool more = at.next(args);
-    following = at;
-    bool more_follow = more && following.next(args);
+    tile_cursor at(args);
     bool started = false; // S of the tile's first block, beside the end of the tile before
-    while (more) {
+    while (at.valid()) {
         const fa4_tile tile = at.tile;
         const blocks n = at.n;
         const int first_row = (tile.block * WARPGROUPS + warpgroup) * ROWS;
@@ -464,6 +512,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
         float o[DV / 2];
         uint32_t p[BLOCK_KV / 4];
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, rescale[2];
+        bool moved = false;
 
         // S of a block has arrived: gives its keys' place in shared memory back, and turns s into weights.
         auto finish_scores = [&](int block) {
@@ -472,7 +521,8 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
             at_k.next();
             if (block < plain_begin || block >= plain_end)
                 mask_scores(s, args, first_row + row, block * BLOCK_KV, n.len_kv);
-            softmax_step(s, m, l, rescale, scale_log2);
+            moved = SHAPE.by_growth ? softmax_step_by_growth(s, m, l, rescale, scale_log2)
+                                    : softmax_step_by_maximum(s, m, l, rescale, scale_log2);
         };
         // Waits for the products that add to O (the first block has none before it); then P of the weights in s, and O
         // relative to their maximum.
@@ -484,7 +534,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
             if (first) return;
             release(at_v.empty());
             at_v.next();
-            if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) scale_rows(o, rescale);
+            if (moved) scale_rows(o, rescale);
         };
         // LSE of the thread's rows, and what their O must be multiplied by.
         float inverse[2];
@@ -497,11 +547,12 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
                 // No weight: 0 / 0, but a row that sees no key is 0 by definition.
                 inverse[r] = seen.begin < seen.end ? rcp_approx_ftz(sum) : 0;
                 if (lane % 4 == 0 && i < args.len_q)
-                    args.lse[tile.batch * args.stride_lse[0] + tile.head * args.stride_lse[1] + i * args.stride_lse[2]] =
-                        sum == 0 ? -INFINITY : (m[r] * scale_log2 + lg2_approx_ftz(sum)) * 0.693147180559945309f;
+                    args.lse[tile.batch * args.stride_lse[0] + tile.head * args.stride_lse[1] +
+                             i * args.stride_lse[2]] =
+                        sum == 0 ? -INFINITY : (m[r] + lg2_approx_ftz(sum)) * 0.693147180559945309f;
             }
         };
-        auto hand_over_output = [&](const float(&x)[DV / 2]) {
+        auto hand_over_output = [&](const float (&x)[DV / 2]) {
             bar_sync(BARRIER_OWN + warpgroup, 128); // all four warps' products have read Q
             write_output(x, inverse, q_smem);
             fence_proxy_async_shared();
@@ -511,8 +562,6 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
 
         if (!started) mbarrier_wait(at_q.full, at_q.parity);
         for (int block = n.end; block > own_end; block--) skip_block();
-        q_ring next_q = at_q;
-        next_q.next();
         if (own_begin < own_end) {
             if (!started) {
                 mbarrier_wait(at_k.full, at_k.parity);
@@ -525,8 +574,8 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
             finish_scores(own_end - 1);
 
             for (int block = own_end - 2; block >= own_begin; block--) {
-                // The end of the step before stands at the start of this one: across the loop's edge the compiler cannot
-                // move the wait above the softmax.
+                // The end of the step before stands at the start of this one: across the loop's edge the compiler
+                // cannot move the wait above the softmax.
                 mbarrier_wait(at_k.full, at_k.parity);
                 finish_output(block == own_end - 2);
                 wait_turn();
@@ -543,34 +592,32 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
             }
             finish_output(own_end - own_begin == 1);
 
-            // The last product; and beside it and what is left of this tile, the first of the next one, if its Q has a place
-            // of its own and its keys are the next to come. If not, a product of what lies there anyway, to no use: a branch
-            // would make the compiler wait for each product.
-            started = OVERLAP_TILES && more_follow && own_begin == n.begin && following.n.begin < following.n.end &&
-                      following.n.end == own_blocks_of(following.tile).end;
-            const uint32_t v_empty = at_v.empty();
-            const uint32_t v_smem = at_v.tile;
+            // The last product; and beside it and what is left of this tile, the first of the next one, if its Q has a
+            // place of its own and its keys are the next to come. If not, a product of what lies there anyway, to no
+            // use: a branch would make the compiler wait for each product.
+            const uint32_t v_empty = at_v.empty(), v_smem = at_v.tile;
             wait_turn();
             mbarrier_wait(at_v.full, at_v.parity);
             at_v.next();
             wgmma_fence();
             start_output(o, p, v_smem, own_end - own_begin > 1);
             wgmma_commit_group();
+            pass_turn();
+            at.next(args);
+            started = OVERLAP_TILES && at.valid() && own_begin == n.begin && at.n.begin < at.n.end &&
+                      at.n.end == own_blocks_of(at.tile).end;
             if (OVERLAP_TILES) {
+                q_ring next_q = at_q;
+                next_q.next();
                 if (started) {
                     mbarrier_wait(next_q.full, next_q.parity);
                     mbarrier_wait(at_k.full, at_k.parity);
                 }
                 wgmma_fence();
-                start_scores(s, started ? next_q.tile : v_smem,
-                             started ? at_k.tile : v_smem);
+                start_scores(s, started ? next_q.tile : v_smem, started ? at_k.tile : v_smem);
                 wgmma_commit_group();
             }
-            pass_turn();
             finish_rows();
-            at = following;
-            more = more_follow;
-            more_follow = more && following.next(args);
             wgmma_wait_group<OVERLAP_TILES>();
             wgmma_results(o);
             if (started) release(v_empty);
@@ -583,16 +630,14 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
         } else {
             started = false;
             finish_rows();
-            at = following;
-            more = more_follow;
-            more_follow = more && following.next(args);
+            at.next(args);
             const float nothing[DV / 2] = {};
             hand_over_output(nothing);
         }
         for (int block = own_begin; block > n.begin; block--) skip_block();
-        at_q = next_q;
+        at_q.next();
     }
-    if (warpgroup == 0) wait_turn(); // the turn that nobody takes
+    if (SHAPE.turns && warpgroup == 0) bar_sync(BARRIER_TURN, 256); // the turn that nobody takes
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -1,8 +1,8 @@
 // The Hopper forward's host side: which tiling runs a call, its tensor maps and arguments, as a plan.
-#include "args.h"
 #include "../cuda/backend.h"
 #include "../cuda/maps.h"
 #include "../error.h"
+#include "args.h"
 
 #include <math.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static const tiling tilings[] = {
 
 enum {
     TILINGS = sizeof tilings / sizeof *tilings,
-    LENGTH_MAX = 1 << 30, // i + hi must not overflow
+    LENGTH_MAX = 1 << 30,     // i + hi must not overflow
     SECTION_BYTES = 16 << 20, // of K and V that stay in L2 (50 MB, of which a chip's halves may each hold a copy)
 };
 
@@ -31,7 +31,8 @@ static const tiling *tiling_of(const fa4_fwd_params *p)
     const int full = p->lo == FA4_UNBOUNDED_LO && p->hi >= p->len_kv - 1;
     for (int i = 0; i < TILINGS; i++) {
         const fa4_sm90_shape *s = &tilings[i].shape;
-        if (p->dim <= s->dim && p->dim_v <= s->dim_v && (full || !s->full_only)) return &tilings[i];
+        if (p->dim <= s->dim && p->dim_v <= s->dim_v && p->len_kv >= (full ? s->full_from : s->band_from))
+            return &tilings[i];
     }
     return NULL;
 }
@@ -86,8 +87,9 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_sm90_shape *shape, 
     const int64_t blocks = (p->len_q + block - 1) / block, units = p->batch * p->heads_kv;
     const int64_t unit_bytes = 2 * at_least_one(p->len_kv) * (p->dim + p->dim_v);
     const int full = p->lo == FA4_UNBOUNDED_LO && p->hi >= p->len_kv - 1;
-    // Sections of about one round of CTAs would meet the turning points of the order in every round, and a last one that
-    // is smaller would end elsewhere than the others: all are the same, and go one and a half times round at least.
+    // Sections of about one round of CTAs would meet the turning points of the order in every round, and a last one
+    // that is smaller would end elsewhere than the others: all are the same, and go one and a half times round at
+    // least.
     const int64_t unit_tiles = p->heads_q / p->heads_kv * blocks;
     const int64_t fits = clamp(SECTION_BYTES / unit_bytes, 1, units);
     const int64_t rounds = clamp((3 * chip->multiprocessors / 2 + unit_tiles - 1) / unit_tiles, 1, units);
@@ -99,7 +101,8 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_sm90_shape *shape, 
         .units = (int32_t)units,
         .heads_kv = (int32_t)p->heads_kv,
         .group = (int32_t)(p->heads_q / p->heads_kv),
-        // With tiles of one length the order within a unit is as good as any, and one unit after another is kindest to L2.
+        // With tiles of one length the order within a unit is as good as any, and one unit after another is kindest to
+        // L2.
         .section = full ? 1 : (int32_t)(units / sections),
         .longest_last = p->lo == FA4_UNBOUNDED_LO,
     };
@@ -109,8 +112,8 @@ static void set_scale(fa4_sm90_fwd_args *args, double scale)
 {
     const double log2e = 1.44269504088896340736;
     const double scale_log2 = scale * log2e;
-    // Scores times the scale, rounded, less their maximum times the scale, rounded: exact enough while the products stay
-    // small. Signs other than +, 0 and what is near overflow or underflow go through the prescale.
+    // Scores times the scale, rounded, less their maximum times the scale, rounded: exact enough while the products
+    // stay small. Signs other than +, 0 and what is near overflow or underflow go through the prescale.
     args->has_prescale = !(scale_log2 >= 1e-12 && scale_log2 <= 1e3);
     args->prescale = args->has_prescale ? (float)scale_log2 : 1;
     args->scale_log2 = args->has_prescale ? 1 : (float)scale_log2;

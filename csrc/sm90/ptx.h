@@ -1,9 +1,10 @@
 // wgmma, the tensor cores of Hopper (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). A warpgroup computes
-// d[64][N] (+)= a[64][16] b[16][N]; d is in registers. Thread t, with warp w = t / 32 % 4 and lane = t % 32, holds in d[i]
+// d[64][N] (+)= a[64][16] b[16][N]; d is in registers. Thread t, with warp w = t / 32 % 4 and lane = t % 32, holds in
+// d[i]
 //     row    16 w + lane / 4 + 8 (i / 2 % 2)
 //     column 8 (i / 4) + 2 (lane % 4) + i % 2
-// and in a[j], two 16-bit elements each, row 16 w + lane / 4 + 8 (j % 2), columns 2 (lane % 4) + 8 (j / 2) and the next:
-// pairs of neighbours in d, rounded, are the a of a following product.
+// and in a[j], two 16-bit elements each, row 16 w + lane / 4 + 8 (j % 2), columns 2 (lane % 4) + 8 (j / 2) and the
+// next: pairs of neighbours in d, rounded, are the a of a following product.
 #ifndef FA4_SM90_PTX_H
 #define FA4_SM90_PTX_H
 
@@ -26,8 +27,8 @@ template <int PENDING> FA4_DEVICE void wgmma_wait_group()
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(PENDING) : "memory");
 }
 
-// Not an instruction. The compiler does not know that a wgmma writes its registers until the wait; this keeps what reads
-// or writes them after the wait from moving before it.
+// Not an instruction. The compiler does not know that a wgmma writes its registers until the wait; this keeps what
+// reads or writes them after the wait from moving before it.
 template <int N> FA4_DEVICE void wgmma_results(float (&d)[N])
 {
 #pragma unroll
@@ -64,8 +65,8 @@ template <int SWIZZLE> FA4_DEVICE uint64_t matrix_descriptor(uint32_t address, u
 #define FA4_D96 FA4_TENS_9 "," FA4_SIX(9)
 #define FA4_D128 FA4_TENS_9 "," FA4_TEN(9) "," FA4_TEN(10) "," FA4_TEN(11) "," FA4_EIGHT(12)
 
-#define FA4_F8(d, i)                                                                                              \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),   \
+#define FA4_F8(d, i)                                                                                            \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 #define FA4_F16(d, i) FA4_F8(d, i), FA4_F8(d, i + 8)
 #define FA4_F32(d, i) FA4_F16(d, i), FA4_F16(d, i + 16)
@@ -84,24 +85,24 @@ template <int SWIZZLE> FA4_DEVICE uint64_t matrix_descriptor(uint32_t address, u
 // follow R - 1. d is added to unless accumulate is 0. FA4_PTX_TYPE, of a and b, is "bf16" or "f16".
 //     wgmma_ss: a and b are K-major tiles in shared memory.
 //     wgmma_rs: a in registers, b an N-major tile in shared memory.
-#define FA4_WGMMA(N, R, i0, i1, i2, i3, i4, i5)                                                                   \
-    FA4_DEVICE void wgmma_ss(float (&d)[R], uint64_t a, uint64_t b, int accumulate)                  \
-    {                                                                                                             \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #i2 ", 0;\n\t"                                      \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "          \
-                     "{" FA4_D##R "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n\t}"                                    \
-                     : FA4_O##R(d)                                                                                \
-                     : "l"(a), "l"(b), "r"(accumulate)                                                            \
-                     : "memory");                                                                                 \
-    }                                                                                                             \
-    FA4_DEVICE void wgmma_rs(float (&d)[R], const uint32_t *a, uint64_t b, int accumulate)           \
-    {                                                                                                             \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #i5 ", 0;\n\t"                                      \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "          \
-                     "{" FA4_D##R "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 1;\n\t}"       \
-                     : FA4_O##R(d)                                                                                \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)                        \
-                     : "memory");                                                                                 \
+#define FA4_WGMMA(N, R, i0, i1, i2, i3, i4, i5)                                                             \
+    FA4_DEVICE void wgmma_ss(float (&d)[R], uint64_t a, uint64_t b, int accumulate)                         \
+    {                                                                                                       \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #i2 ", 0;\n\t"                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "    \
+                     "{" FA4_D##R "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n\t}"                              \
+                     : FA4_O##R(d)                                                                          \
+                     : "l"(a), "l"(b), "r"(accumulate)                                                      \
+                     : "memory");                                                                           \
+    }                                                                                                       \
+    FA4_DEVICE void wgmma_rs(float (&d)[R], const uint32_t *a, uint64_t b, int accumulate)                  \
+    {                                                                                                       \
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #i5 ", 0;\n\t"                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "    \
+                     "{" FA4_D##R "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 1;\n\t}" \
+                     : FA4_O##R(d)                                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)                  \
+                     : "memory");                                                                           \
     }
 
 FA4_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
