@@ -8,8 +8,10 @@
 //     convert.c    cvt                 special.c    special registers
 //     warp.c       shfl, vote, match, redux, elect, bar.warp.sync, activemask
 //     control.c    branches, call, exit, named and cluster barriers, setmaxnreg, griddepcontrol
-//     memory.c     address spaces, ld, st, atom, red, poison of memory, ldmatrix, stmatrix
-//     order.c      happens-before: vector clocks, shadow cells, proxies, fences, scopes
+//     memory.c     address spaces, bounds, poison of memory, accesses of threads and operations
+//     ldst.c       ld, st, ldmatrix, stmatrix, cvta, mapa, prefetch      atom.c   atom, red      fence.c   membar, fence
+//     order.c      happens-before: vector clocks, proxies, scopes, signals (order.h)
+//     shadow.c     the history of every cell of memory, and what races with it
 //     mbarrier.c   mbarrier objects and instructions
 //     async.c      pending operations; cp.async, bulk groups
 //     tma.c        tensor maps, cp.async.bulk*, cp.reduce.async.bulk*, st.async, clusterlaunchcontrol
