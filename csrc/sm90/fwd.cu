@@ -120,25 +120,19 @@ FA4_DEVICE blocks blocks_of(const fa4_sm90_fwd_args &args, int batch, int first_
 // The tiles of this CTA, one after another, and the blocks of keys that each needs.
 struct tile_cursor {
     int round = 0;
-    fa4_tile tile; // block is -1 past the last
+    fa4_tile tile;
     blocks n;
 
-    __device__ __forceinline__ tile_cursor(const fa4_sm90_fwd_args &args)
+    __device__ __forceinline__ bool next(const fa4_sm90_fwd_args &args)
     {
-        next(args);
-    }
-    __device__ __forceinline__ bool valid() const
-    {
-        return tile.block >= 0;
-    }
-    __device__ __forceinline__ void next(const fa4_sm90_fwd_args &args)
-    {
-        int index = fa4_tile_index(round++, blockIdx.x, gridDim.x);
-        // Of the last round, which may be short, some CTAs have a tile and some have none.
-        tile.block = -1;
-        if (index >= args.tiles.count) return;
-        tile = fa4_tile_at(&args.tiles, index);
-        n = blocks_of(args, tile.batch, tile.block * WARPGROUPS * ROWS, WARPGROUPS * ROWS);
+        while (round * (int)gridDim.x < args.tiles.count) {
+            const int index = fa4_tile_index(round++, blockIdx.x, gridDim.x);
+            if (index >= args.tiles.count) continue;
+            tile = fa4_tile_at(&args.tiles, index);
+            n = blocks_of(args, tile.batch, tile.block * WARPGROUPS * ROWS, WARPGROUPS * ROWS);
+            return true;
+        }
+        return false;
     }
 };
 
@@ -166,7 +160,7 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensor
     k_ring at_k(s.k, s.for_k);
     v_ring at_v(s.v, s.for_v);
     uint32_t end_parity = 0;
-    for (tile_cursor at(args); at.valid(); at.next(args)) {
+    for (tile_cursor at; at.next(args);) {
         const fa4_tile &tile = at.tile;
         const blocks &n = at.n;
         const int head_q = tile.head * args.step_head[0], batch_q = tile.batch * args.step_batch[0];
@@ -230,7 +224,7 @@ FA4_DEVICE void store_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtenso
 {
     const bool elected = elect_sync();
     q_ring at_q(s.q, s.for_q[0]);
-    for (tile_cursor at(args); at.valid(); at.next(args)) {
+    for (tile_cursor at; at.next(args);) {
         for (int w = 0; w < WARPGROUPS; w++) {
             const uint32_t src = at_q.tile + w * Q_BYTES;
             mbarrier_wait(shared_address(&s.o_full[w][at_q.stage]), at_q.parity);
@@ -323,17 +317,17 @@ FA4_DEVICE float quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// What a row's weights are relative to, m, in powers of two: not the maximum of its scores so far, but one that follows
-// when a score exceeds it by more than GROWTH. Until then weights stay under 2^GROWTH, O and the sum can stay as they
-// are, and the last division makes up for it. Both ways of softmax_step decide for a row by its own scores alone.
+// What a row's weights are relative to, m, is not the maximum of its scores so far, but one that moves when a score
+// exceeds it by more than GROWTH, as a power of two. Until then weights stay under 2^GROWTH, O and the sum can stay as
+// they are, and the last division makes up for it. Both ways of softmax_step decide for a row by its own scores alone.
 constexpr float GROWTH = 8;
 
-// One block. s: scores on entry, weights 2^(scale_log2 s - m) on return. m: -inf before a row's first key. l: the sum
-// of the weights, of this thread's elements. Returns whether some row of the warp moved: O so far must be multiplied by
-// rescale.
+// One block. s: scores on entry, weights on return, 2^(scale_log2 (s - m)). m: -inf before a row's first key. l: the
+// sum of the weights, of this thread's elements. rescale: what O so far must be multiplied by, 1 of a row that has not
+// moved.
 //
 // First each row's maximum. The special function unit sets the pace after it: the rest hides beside the exponentials.
-FA4_DEVICE bool softmax_step_by_maximum(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2],
+FA4_DEVICE void softmax_step_by_maximum(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2],
                                         float scale_log2)
 {
     float largest = -INFINITY;
@@ -349,11 +343,11 @@ FA4_DEVICE bool softmax_step_by_maximum(float (&s)[BLOCK_KV / 2], float (&m)[2],
             part[i / 4 % 2 * 2 + 1] = max_nan(part[i / 4 % 2 * 2 + 1], s[i + 2 * r + 1]);
         }
         largest = max_nan(max_nan(part[0], part[1]), max_nan(part[2], part[3]));
-        const float m_block = quad_max(largest) * scale_log2, m_grown = max_nan(m[r], m_block);
-        const bool keep = m_block - m[r] <= GROWTH;
+        const float m_block = quad_max(largest), m_grown = max_nan(m[r], m_block);
+        const bool keep = (m_block - m[r]) * scale_log2 <= GROWTH;
         const float m_new = keep ? m[r] : m_grown;
-        const float m_used = m_new == -INFINITY ? 0 : m_new; // no key so far: -inf - -inf is NaN
-        const float factor = ex2_approx_ftz(m[r] - m_used);
+        const float m_used = m_new == -INFINITY ? 0 : m_new * scale_log2; // no key so far: -inf - -inf is NaN
+        const float factor = ex2_approx_ftz(m[r] * scale_log2 - m_used);
         rescale[r] = keep ? 1 : factor;
         m[r] = m_new;
         float sum[2] = {0, 0};
@@ -366,7 +360,6 @@ FA4_DEVICE bool softmax_step_by_maximum(float (&s)[BLOCK_KV / 2], float (&m)[2],
         }
         l[r] = l[r] * rescale[r] + (sum[0] + sum[1]);
     }
-    return __any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1);
 }
 
 // Moves the rows that a block makes move. s, relative to the old m on entry, becomes relative to the new one.
@@ -391,10 +384,10 @@ FA4_DEVICE void move_rows(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2]
     }
 }
 
-// The same, without the rows' maxima where no row moves: that each thread sees none of its own scores exceed GROWTH is
-// enough, and saves the shuffles. Faster where the warpgroups wait for each other rather than for the special function
-// unit.
-FA4_DEVICE bool softmax_step_by_growth(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2],
+// The same with m in powers of two, times scale_log2, and without the rows' maxima where no row moves: that no thread
+// sees one of its own scores exceed GROWTH is enough, and saves the shuffles. Faster where warpgroups wait for each
+// other rather than for the special function unit.
+FA4_DEVICE void softmax_step_by_growth(float (&s)[BLOCK_KV / 2], float (&m)[2], float (&l)[2], float (&rescale)[2],
                                        float scale_log2)
 {
     const float from[2] = {m[0] == -INFINITY ? 0 : m[0], m[1] == -INFINITY ? 0 : m[1]};
@@ -406,6 +399,7 @@ FA4_DEVICE bool softmax_step_by_growth(float (&s)[BLOCK_KV / 2], float (&m)[2], 
     }
     const bool stays = max_nan(max_nan(largest[0], largest[1]), max_nan(largest[2], largest[3])) <= GROWTH;
     const bool moved = __any_sync(0xffffffff, !stays || m[0] == -INFINITY || m[1] == -INFINITY);
+    rescale[0] = rescale[1] = 1;
     if (moved) move_rows(s, m, l, rescale);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -419,7 +413,6 @@ FA4_DEVICE bool softmax_step_by_growth(float (&s)[BLOCK_KV / 2], float (&m)[2], 
         }
         l[r] += sum[0] + sum[1];
     }
-    return moved;
 }
 
 FA4_DEVICE void round_weights(uint32_t (&p)[BLOCK_KV / 4], const float (&s)[BLOCK_KV / 2])
@@ -495,9 +488,12 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
 
     if (warpgroup == WARPGROUPS - 1) pass_turn(); // the first turn is the first warpgroup's
 
-    tile_cursor at(args);
+    tile_cursor at, following; // following: found out beside the products of the tile before
+    bool more = at.next(args);
+    following = at;
+    bool more_follow = more && following.next(args);
     bool started = false; // S of the tile's first block, beside the end of the tile before
-    while (at.valid()) {
+    while (more) {
         const fa4_tile tile = at.tile;
         const blocks n = at.n;
         const int first_row = (tile.block * WARPGROUPS + warpgroup) * ROWS;
@@ -512,7 +508,6 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
         float o[DV / 2];
         uint32_t p[BLOCK_KV / 4];
         float m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, rescale[2];
-        bool moved = false;
 
         // S of a block has arrived: gives its keys' place in shared memory back, and turns s into weights.
         auto finish_scores = [&](int block) {
@@ -521,8 +516,10 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
             at_k.next();
             if (block < plain_begin || block >= plain_end)
                 mask_scores(s, args, first_row + row, block * BLOCK_KV, n.len_kv);
-            moved = SHAPE.by_growth ? softmax_step_by_growth(s, m, l, rescale, scale_log2)
-                                    : softmax_step_by_maximum(s, m, l, rescale, scale_log2);
+            if (SHAPE.by_growth)
+                softmax_step_by_growth(s, m, l, rescale, scale_log2);
+            else
+                softmax_step_by_maximum(s, m, l, rescale, scale_log2);
         };
         // Waits for the products that add to O (the first block has none before it); then P of the weights in s, and O
         // relative to their maximum.
@@ -534,7 +531,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
             if (first) return;
             release(at_v.empty());
             at_v.next();
-            if (moved) scale_rows(o, rescale);
+            if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) scale_rows(o, rescale);
         };
         // LSE of the thread's rows, and what their O must be multiplied by.
         float inverse[2];
@@ -543,13 +540,13 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
             for (int r = 0; r < 2; r++) {
                 const int i = first_row + row + 8 * r;
                 const keys seen = keys_of(args, i, n.len_kv);
-                const float sum = quad_sum(l[r]);
+                const float sum = quad_sum(l[r]), m_log2 = SHAPE.by_growth ? m[r] : m[r] * scale_log2;
                 // No weight: 0 / 0, but a row that sees no key is 0 by definition.
                 inverse[r] = seen.begin < seen.end ? rcp_approx_ftz(sum) : 0;
                 if (lane % 4 == 0 && i < args.len_q)
                     args.lse[tile.batch * args.stride_lse[0] + tile.head * args.stride_lse[1] +
                              i * args.stride_lse[2]] =
-                        sum == 0 ? -INFINITY : (m[r] + lg2_approx_ftz(sum)) * 0.693147180559945309f;
+                        sum == 0 ? -INFINITY : (m_log2 + lg2_approx_ftz(sum)) * 0.693147180559945309f;
             }
         };
         auto hand_over_output = [&](const float (&x)[DV / 2]) {
@@ -562,6 +559,8 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
 
         if (!started) mbarrier_wait(at_q.full, at_q.parity);
         for (int block = n.end; block > own_end; block--) skip_block();
+        q_ring next_q = at_q;
+        next_q.next();
         if (own_begin < own_end) {
             if (!started) {
                 mbarrier_wait(at_k.full, at_k.parity);
@@ -595,20 +594,17 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
             // The last product; and beside it and what is left of this tile, the first of the next one, if its Q has a
             // place of its own and its keys are the next to come. If not, a product of what lies there anyway, to no
             // use: a branch would make the compiler wait for each product.
-            const uint32_t v_empty = at_v.empty(), v_smem = at_v.tile;
+            started = OVERLAP_TILES && more_follow && own_begin == n.begin && following.n.begin < following.n.end &&
+                      following.n.end == own_blocks_of(following.tile).end;
+            const uint32_t v_empty = at_v.empty();
+            const uint32_t v_smem = at_v.tile;
             wait_turn();
             mbarrier_wait(at_v.full, at_v.parity);
             at_v.next();
             wgmma_fence();
             start_output(o, p, v_smem, own_end - own_begin > 1);
             wgmma_commit_group();
-            pass_turn();
-            at.next(args);
-            started = OVERLAP_TILES && at.valid() && own_begin == n.begin && at.n.begin < at.n.end &&
-                      at.n.end == own_blocks_of(at.tile).end;
             if (OVERLAP_TILES) {
-                q_ring next_q = at_q;
-                next_q.next();
                 if (started) {
                     mbarrier_wait(next_q.full, next_q.parity);
                     mbarrier_wait(at_k.full, at_k.parity);
@@ -617,7 +613,11 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
                 start_scores(s, started ? next_q.tile : v_smem, started ? at_k.tile : v_smem);
                 wgmma_commit_group();
             }
+            pass_turn();
             finish_rows();
+            at = following;
+            more = more_follow;
+            more_follow = more && following.next(args);
             wgmma_wait_group<OVERLAP_TILES>();
             wgmma_results(o);
             if (started) release(v_empty);
@@ -630,14 +630,16 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
         } else {
             started = false;
             finish_rows();
-            at.next(args);
+            at = following;
+            more = more_follow;
+            more_follow = more && following.next(args);
             const float nothing[DV / 2] = {};
             hand_over_output(nothing);
         }
         for (int block = own_begin; block > n.begin; block--) skip_block();
-        at_q.next();
+        at_q = next_q;
     }
-    if (SHAPE.turns && warpgroup == 0) bar_sync(BARRIER_TURN, 256); // the turn that nobody takes
+    if (warpgroup == 0) wait_turn(); // the turn that nobody takes
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
