@@ -239,13 +239,14 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtenso
             }
             at.next();
         };
-        auto load_v = [&](int block) {
+        // last: the block may hold the batch's last key.
+        auto load_v = [&](int block, bool last) {
             const uint32_t full = shared_address(&s.kv_full[at.stage]);
             const uint32_t dst = shared_address(s.ring) + ring_offset(at.stage, false);
             const uint32_t v_end = shared_address(&s.v_end);
             const int rows = w.len_kv - block * BLOCK_KV;
             // Past the tensor's end the copy writes zeros itself; a batch that ends earlier has something there.
-            const bool clear = rows < BLOCK_KV && w.len_kv < args.len_kv;
+            const bool clear = last && rows < BLOCK_KV && w.len_kv < args.len_kv;
             const uint32_t mbar = clear ? v_end : full;
             mbarrier_wait(shared_address(&s.kv_empty[at.stage]), at.parity ^ 1);
             if (elected) {
@@ -285,10 +286,10 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtenso
             }
         }
         if (n.all.empty()) return;
-        load_v(n.all.end - 1);
+        load_v(n.all.end - 1, true);
         for (int block = n.all.end - 2; block >= n.all.begin; block--) {
             load_k(block);
-            load_v(block);
+            load_v(block, false);
         }
     });
 }
@@ -337,10 +338,7 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
             }
             p_parity ^= 1u << t;
         };
-        auto wait_kv = [&] {
-            mbarrier_wait(shared_address(&s.kv_full[at.stage]), at.parity);
-            tcgen05_fence_after_thread_sync();
-        };
+        auto wait_kv = [&] { mbarrier_wait(shared_address(&s.kv_full[at.stage]), at.parity); };
 
         if (n.all.empty()) return;
         wait_kv();
@@ -349,7 +347,6 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
             if (n.of[t].empty()) continue;
             mbarrier_wait(shared_address(&s.q_full[t]), q_parity >> t & 1);
             q_parity ^= 1u << t;
-            tcgen05_fence_after_thread_sync();
             if (!n.of[t].has(n.all.end - 1)) continue;
             scores(t, at.stage);
             if (!SHAPE.tight && n.of[t].begin == n.all.end - 1) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
@@ -680,14 +677,12 @@ FA4_DEVICE void store_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtens
                 cp_async_bulk_commit_group();
             }
         }
-        for (int t = 0; t < TILES; t++)
-            if (elected) {
-                cp_async_bulk_wait_group_read_0();
-                mbarrier_arrive(shared_address(&s.out_empty[t]));
-            }
+        if (elected) {
+            cp_async_bulk_wait_group_read_0();
+            for (int t = 0; t < TILES; t++) mbarrier_arrive(shared_address(&s.out_empty[t]));
+        }
         parity ^= 1;
     });
-    cp_async_bulk_wait_group_0();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
