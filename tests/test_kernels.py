@@ -10,6 +10,7 @@ import torch
 from reference import accurate, accurate_gradients, attention, hashed, scattered
 
 import flash_attn4
+from flash_attn4 import _C
 
 HALF = [torch.float16, torch.bfloat16]
 FLOATS = [torch.float32, *HALF]
@@ -35,8 +36,8 @@ def test_the_instruction_set_is_the_forced_one(isa):
     assert flash_attn4.cpu_isa() == isa
 
 
-def test_every_length_from_1_to_130():
-    for length in range(1, 131):
+def test_every_length_from_1_to_130(isa):
+    for length in range(1, 131, 1 if isa == _C.isas()[0][0] else 4):
         q, k, v, dout = hashed(*[(1, 2, length, 24)] * 4, dtype=FLOATS[length % 3], seed=length)
         out, _, *ours = both(q, k, v, dout, hi=0)
         accurate(out, q, k, v, hi=0)
@@ -45,11 +46,11 @@ def test_every_length_from_1_to_130():
 
 @pytest.mark.parametrize("dtype", ALL)
 @pytest.mark.parametrize(
-    "len_q, len_kv", [(1, 1), (1, 257), (257, 1), (63, 65), (127, 128), (128, 127), (129, 383), (385, 255), (521, 523)]
+    "len_q, len_kv", [(1, 1), (1, 257), (257, 1), (63, 65), (127, 128), (128, 127), (129, 383), (263, 257)]
 )
 def test_primes_and_tiles_and_unequal_lengths(dtype, len_q, len_kv):
     q, k, v, dout = hashed((1, 2, len_q, 64), (1, 1, len_kv, 64), (1, 1, len_kv, 40), (1, 2, len_q, 40), dtype=dtype)
-    for lo, hi in [(None, None), (None, 0), (None, len_kv - len_q), (-20, 7), (len_kv - len_q - 50, len_kv - len_q)]:
+    for lo, hi in [(None, None), (None, len_kv - len_q), (-20, 7)]:
         out, _, *ours = both(q, k, v, dout, lo=lo, hi=hi)
         accurate(out, q, k, v, lo=lo, hi=hi)
         accurate_gradients(ours, q, k, v, dout, lo=lo, hi=hi)
@@ -154,6 +155,22 @@ def test_scores_of_ten_thousand(dtype):
     out, _, *ours = both(q, k, v, dout, scale=1.0)
     accurate(out, q, k, v, scale=1.0)
     accurate_gradients(ours, q, k, v, dout, scale=1.0)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_whose_rounding_is_large(dtype, sign):
+    """Their unit in the last place is up to 2^14: each row is the value of one key, or the mean of equal ones."""
+    sizes = [40, 500, 4000] if dtype == torch.float16 else [1e4, 1e5, 1e6]
+    for size in sizes:
+        q, k, v, dout = hashed((1, 2, 40, 24), (1, 2, 300, 24), (1, 2, 300, 24), (1, 2, 40, 24), dtype=dtype)
+        q[..., 1:], k[..., 1:] = 0, 0
+        q[..., 0] = size
+        k[..., 0] = sign * size * (1 + torch.arange(300) // 3 / 8)
+        out, lse, *ours = both(q, k, v, dout, scale=0.3)
+        accurate(out, q, k, v, scale=0.3)
+        assert lse.isfinite().all()
+        assert all(g.isfinite().all() for g in ours)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
