@@ -18,6 +18,7 @@ ALL = [*FLOATS, torch.float64]
 inf, nan = math.inf, math.nan
 
 
+BEST = next(name for name, missing in _C.isas() if missing is None)
 pytestmark = pytest.mark.usefixtures("isa")
 
 
@@ -37,7 +38,7 @@ def test_the_instruction_set_is_the_forced_one(isa):
 
 
 def test_every_length_from_1_to_130(isa):
-    for length in range(1, 131, 1 if isa == _C.isas()[0][0] else 4):
+    for length in range(1, 131, 1 if isa == BEST else 4):
         q, k, v, dout = hashed(*[(1, 2, length, 24)] * 4, dtype=FLOATS[length % 3], seed=length)
         out, _, *ours = both(q, k, v, dout, hi=0)
         accurate(out, q, k, v, hi=0)

@@ -503,8 +503,8 @@ typedef struct {
 TILE_INLINE weights weights_of(const real *s, const real *dp, const real *bias, vec scale, vec lse, vec delta)
 {
     weights x;
-    if (!bias) {
-        x.p = vec_exp(vec_fma(vec_load(s), scale, -lse));
+    if (!bias) { // rounded before lse goes off: lse has the rounding of a scaled score, and a large one must cancel
+        x.p = vec_exp(vec_fma(vec_load(s), scale, (vec){0}) - lse);
         x.ds = x.p * (vec_load(dp) - delta);
     } else {
         const vec add = vec_load(bias);

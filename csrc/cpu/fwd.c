@@ -33,6 +33,9 @@ enum {
     SERIAL_WORK = 1 << 18,   // multiply-adds below which threads cost more than they give
     TILES_PER_THREAD = 4,
     DIM_MAX = 256,
+    // From here on the rounding of a scaled fp32 score can be 1 and more. m is such a score: what is subtracted from it
+    // must be rounded alike, or e^(their difference) is 0 or inf where it should be 1.
+    SCORE_ROUNDED = 1 << 24,
 };
 
 typedef struct {
@@ -408,8 +411,16 @@ static void fwd_softmax(const fwd_context *c, const fwd_scratch *w, const fwd_bl
         for (int64_t x = 0; x < rows; x++)
             mask_row(c, w->s + x * c->s_row, block->b, row_of(c, block->h_kv, block->r0 + g->r + x), block->first, n,
                      block->all_keys);
-    real m_block[BLOCK_ROWS_MAX];
-    for (int64_t x = 0; x < rows; x++) m_block[x] = row_max(w->s + x * c->s_row, n) * scale;
+    real m_block[BLOCK_ROWS_MAX], row_scale[BLOCK_ROWS_MAX];
+    for (int64_t x = 0; x < rows; x++) {
+        m_block[x] = row_max(w->s + x * c->s_row, n) * scale;
+        row_scale[x] = scale;
+        if (fabs((double)m_block[x]) >= SCORE_ROUNDED && isfinite(m_block[x])) {
+            for (int64_t j = 0; j < n; j += VEC_LEN)
+                vec_store(w->s + x * c->s_row + j, vec_load(w->s + x * c->s_row + j) * vec_set1(scale));
+            row_scale[x] = 1;
+        }
+    }
     if (!block->v_finite)
         for (int64_t x = 0; x < rows; x++)
             for (int64_t j = 0; j < block->keys; j++)
@@ -426,7 +437,7 @@ static void fwd_softmax(const fwd_context *c, const fwd_scratch *w, const fwd_bl
     }
     for (int64_t x = 0; x < rows; x++) {
         real *l = w->l + (g->r + x) * VEC_LEN;
-        vec sum = row_exp(c, w->s + x * c->s_row, n, scale, m_used[x]);
+        vec sum = row_exp(c, w->s + x * c->s_row, n, row_scale[x], m_used[x]);
         vec_store(l, vec_fma(vec_load(l), vec_set1(w->rescale[x]), sum));
     }
 }
@@ -472,8 +483,8 @@ static void fwd_block_rows(const fwd_context *c, const fwd_scratch *w, const fwd
     }
 }
 
-// Natural logarithm of a finite x >= 1: 2^e (1 + t) with 1 + t between sqrt(1/2) and sqrt(2), then the series of
-// log((1 + u) / (1 - u)).
+// Natural logarithm of a finite x > 0, no denormal: 2^e (1 + t) with 1 + t between sqrt(1/2) and sqrt(2), then the
+// series of log((1 + u) / (1 - u)).
 static double log_of(double x)
 {
     uint64_t bits;
