@@ -510,8 +510,9 @@ void registers_pending(warp *w, const int *regs, int count, operation *op, bool 
         }
     }
     for (int i = 0; i < count; i++) {
-        // Two loads to one register write it in the order of the program.
-        while (!wgmma && w->pending_reg[regs[i]]) registers_touch(w, op->in, regs[i], ~0u);
+        // Two loads to one register write it in the order of the program; one load may name a register twice.
+        while (!wgmma && w->pending_reg[regs[i]] && a->pending[a->head[regs[i]] - 1].op != op)
+            registers_touch(w, op->in, regs[i], ~0u);
         if (!a->free) {
             int room = a->room ? a->room * 2 : 64;
             a->pending = realloc(a->pending, (size_t)room * sizeof *a->pending);
