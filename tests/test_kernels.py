@@ -175,6 +175,17 @@ def test_scores_whose_rounding_is_large(dtype, sign):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+def test_a_float64_mask_beyond_float32_hides_nothing(dtype):
+    """The only key that a row may see, weighed down by more than float32 has, still takes all."""
+    q, k, v, dout = hashed(*[(1, 1, 9, 8)] * 4, dtype=dtype)
+    mask = torch.full((9, 9), -inf, dtype=torch.float64).fill_diagonal_(-1e300)
+    out, lse, _, _, dv = both(q, k, v, dout, mask=mask)
+    assert torch.equal(out, v)
+    assert lse.isfinite().all()
+    assert torch.equal(dv, dout)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_the_maximum_grows_slowly_and_at_the_last_key(dtype):
     q, k, v = hashed((1, 1, 8, 8), (1, 1, 600, 8), (1, 1, 600, 8), dtype=dtype)
     q[..., 1:], k[..., 1:], q[..., 0] = 0, 0, 1

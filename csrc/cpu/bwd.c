@@ -10,6 +10,7 @@
 // blocks, so that it may be computed anywhere: with fewer kv heads than threads the kv blocks are spread instead
 // ("waves"), and the bits stay the same. dk and dv of a kv block are one thread's.
 #include "kernels.h"
+#include "mask.h"
 #include "pairs.h"
 
 #include <math.h>
@@ -448,8 +449,6 @@ static seen seen_of_band(const problem *w, int64_t i0, int rows, int64_t j0, int
 static void load_bias(real *bias, const fa4_fwd_params *f, int64_t b, int64_t h, int64_t i, int64_t j0, int first,
                       int last)
 {
-    static const fa4_dtype dtypes[] = {
-        [FA4_MASK_F16] = FA4_F16, [FA4_MASK_BF16] = FA4_BF16, [FA4_MASK_F32] = FA4_F32, [FA4_MASK_F64] = FA4_F64};
     const int64_t stride = f->stride_mask[3];
     const int64_t at = b * f->stride_mask[0] + h * f->stride_mask[1] + i * f->stride_mask[2] + (j0 + first) * stride;
     int j = first;
@@ -461,9 +460,7 @@ static void load_bias(real *bias, const fa4_fwd_params *f, int64_t b, int64_t h,
             for (; j + VEC_LEN <= last; j += VEC_LEN) vec_store(bias + j, vec_keep_bytes((vec){0}, m + j, -INFINITY));
         for (; j < last; j++) bias[j] = m[j * stride] ? 0 : -(real)INFINITY;
     } else {
-        const fa4_dtype dtype = dtypes[f->mask_type];
-        const tile_source m = {(const char *)f->mask + at * (int64_t)element_size(dtype), dtype, 0, stride};
-        tile_load_row(bias + first, &m, 0, last - first);
+        mask_load(bias + first, f, at, last - first);
     }
 }
 

@@ -7,9 +7,9 @@
 // row's result is the same whatever rows are computed with it: blocks start at multiples of BLOCK_KV, and what a row
 // does not see adds zeros.
 #include "kernels.h"
+#include "mask.h"
 #include "pairs.h"
 
-#include <float.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -270,14 +270,6 @@ static void multiply(const fwd_context *c, tile_product t, int64_t rows, int64_t
 
 // ---- Scores
 
-// A finite number of an fp64 mask beyond fp32 stays finite, or it would hide a key that it only weighs down.
-static void keep_finite(real *added, const tile_source *source, int64_t offset, int64_t n)
-{
-    const double *mask = (const double *)source->base + offset;
-    for (int64_t x = 0; x < n; x++)
-        if (isinf(added[x]) && isfinite(mask[x * source->stride_col])) added[x] = added[x] < 0 ? -FLT_MAX : FLT_MAX;
-}
-
 // Scores of one row against n keys from j on: what is hidden becomes -inf. An additive mask makes them final (scaled).
 static void mask_row(const fwd_context *c, real *s, int64_t b, fwd_row row, int64_t j, int64_t n, int64_t keys)
 {
@@ -296,13 +288,8 @@ static void mask_row(const fwd_context *c, real *s, int64_t b, fwd_row row, int6
         }
         for (int64_t x = 0; x < n; x += VEC_LEN) vec_store(s + x, vec_keep_bytes(vec_load(s + x), keep + x, -INFINITY));
     } else if (p->mask_type != FA4_MASK_NONE) {
-        static const fa4_dtype dtype_of[] = {
-            [FA4_MASK_F16] = FA4_F16, [FA4_MASK_BF16] = FA4_BF16, [FA4_MASK_F32] = FA4_F32, [FA4_MASK_F64] = FA4_F64};
         real added[BLOCK_KV_MAX] = {0};
-        tile_source source = {p->mask, dtype_of[p->mask_type], 1, p->stride_mask[3]};
-        tile_load_row(added, &source, offset + j * p->stride_mask[3], there);
-        if (p->mask_type == FA4_MASK_F64 && sizeof(real) < 8)
-            keep_finite(added, &source, offset + j * p->stride_mask[3], there);
+        mask_load(added, p, offset + j * p->stride_mask[3], there);
         const vec hidden = vec_set1(-INFINITY);
         for (int64_t x = 0; x < n; x += VEC_LEN) {
             vec a = vec_load(added + x); // -inf hides whatever the score is, NaN too
