@@ -1,4 +1,4 @@
-"""Under the sanitizers: mutated kernels do not crash the parser, nor do kernels that run, right or wrong."""
+"""Under the sanitizers: neither kernels nor what mutations make of them crash the parser or the machine."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ from ptxsim_kernels.bugs import BUGS
 from ptxsim_probes.probes import PROBES
 
 SOURCES = pathlib.Path(__file__).parent / "ptxsim_fuzz"
-SECONDS = 10
+TEXTS = 800
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def run(command):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_mutated_texts_do_not_crash(seeds, seed):
+def test_mutated_kernels_do_not_crash(seeds, seed):
     fuzzer = built("fuzz", "address,undefined")
-    assert int(run([fuzzer, str(SECONDS), str(seed), *seeds]).split()[0]) > 100
+    run([fuzzer, str(TEXTS), str(seed), *seeds])
 
 
 @pytest.mark.parametrize("sanitizers, threads", [("address,undefined", 1), ("thread", 3)])
