@@ -28,11 +28,10 @@ def enable_transformers():
 
     def undo(handle):
         with _lock:
-            if handle in _handles:
-                _handles.remove(handle)
-                if not _handles:
-                    for interface in (AttentionInterface, AttentionMaskInterface):
-                        interface._global_mapping.pop(NAME, None)
+            _handles.remove(handle)
+            if not _handles:
+                for interface in (AttentionInterface, AttentionMaskInterface):
+                    interface._global_mapping.pop(NAME, None)
 
     with _lock:
         AttentionInterface.register(NAME, attention)
