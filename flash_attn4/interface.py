@@ -72,9 +72,11 @@ def _check_agree(q, k, v, names):
         raise ValueError(f"{', '.join(names)} must have one dtype: {found}")
 
 
-def _check_scale(name, scale):
-    if scale is not None and not math.isfinite(scale):
-        raise ValueError(f"{name} must be finite, and it is {scale}")
+def _is_finite(name, scale):
+    try:
+        return scale is None or math.isfinite(scale)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name} must be a number, and it is {scale!r:.100}") from None
 
 
 def _autocast(q, *tensors):
@@ -83,8 +85,11 @@ def _autocast(q, *tensors):
     return (q, *tensors) if dtype is None else tuple(ops.cast(tensor, dtype) for tensor in (q, *tensors))
 
 
-def _differentiates_with_functorch():
-    """Whether torch.func.grad, jvp or the like is active; they do not see an operator's autograd rule. vmap does."""
+def _derives_otherwise():
+    """Whether torch.func.grad, jvp, forward mode or the like is active. They do not see an operator's autograd rule: to
+    forward mode, say, its result is a constant. vmap sees it."""
+    if torch.autograd.forward_ad._current_level >= 0:
+        return True
     if not torch._C._are_functorch_transforms_active():
         return False
     if torch.compiler.is_compiling():
@@ -107,7 +112,7 @@ def scaled_dot_product_attention(
     key: [..., len_kv, dim]; value: [..., len_kv, dim_v]; the dtype and device of query. Leading dimensions broadcast.
     attn_mask: broadcasts to [..., len_q, len_kv]; bool (True: takes part in attention), or numbers of query's dtype or
         float32 that are added to the scaled scores.
-    dropout_p: probability of dropping a weight, applied whenever it is above 0, training or not. PyTorch runs it.
+    dropout_p: probability of dropping a weight, applied whenever it is not 0, training or not. PyTorch runs it.
     is_causal: query i sees keys 0..i, aligned at the top left whatever the lengths; not together with attn_mask.
     scale: a finite number; None: 1 / sqrt(dim).
     enable_gqa: dimension -3 is heads, and that of key and value may divide query's.
@@ -131,7 +136,7 @@ def scaled_dot_product_attention(
         scale=scale,
         enable_gqa=enable_gqa,
     )
-    if _differentiates_with_functorch():
+    if _derives_otherwise():
         return call(query, key, value, attn_mask)
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     _check_agree(query, key, value, ("query", "key", "value"))
@@ -151,8 +156,8 @@ def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
     """Why only PyTorch can answer (or refuse) this call, before its shapes are looked at; or None."""
     if query.is_nested or key.is_nested or value.is_nested:
         return "a tensor is nested"
-    if dropout_p > 0:
-        return "dropout_p is above 0"
+    if dropout_p != 0:
+        return "dropout_p is not 0"
     if attn_mask is not None:
         if is_causal:
             return "attn_mask and is_causal are both given"
@@ -166,9 +171,11 @@ def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
             return f"attn_mask is {attn_mask.dtype} with a query of {query.dtype}"
         if attn_mask.device != query.device:
             raise ValueError(f"attn_mask must be on query's device {query.device}, and it is on {attn_mask.device}")
-    if scale is not None and not math.isfinite(scale):
+    if not _is_finite("scale", scale):
         return f"scale is {scale}"
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.layout != torch.strided:
+            return f"{name} is {tensor.layout}"
         if tensor.dim() < 2:
             return f"{name} has {tensor.dim()} dimensions"
         if tensor.shape[-1] == 0:
@@ -291,13 +298,14 @@ def flash_attn_func(
     q, k, v = _autocast(q, k, v)
     _check_agree(q, k, v, ("q", "k", "v"))
     _check_flash_shapes(q, k, v)
-    _check_scale("softmax_scale", softmax_scale)
+    if not _is_finite("softmax_scale", softmax_scale):
+        raise ValueError(f"softmax_scale must be finite, and it is {softmax_scale}")
     lo, hi = _flash_band(causal, window_size, q.shape[1], k.shape[1])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     reason = _kernel_reason(q, k, v, None, softmax_scale)
     if reason:
         raise NotImplementedError(reason)
-    if _differentiates_with_functorch():
+    if _derives_otherwise():
         out, lse = _by_formula(q, k, v, lo, hi, softmax_scale)
     else:
         out, lse = ops.fwd(q, k, v, None, None, lo, hi, softmax_scale)
@@ -307,6 +315,8 @@ def flash_attn_func(
 
 def _check_flash_shapes(q, k, v):
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.is_nested or tensor.layout != torch.strided:
+            raise NotImplementedError(f"{name} must be a dense tensor, and it is nested or {tensor.layout}")
         if tensor.dim() != 4:
             raise ValueError(f"{name} must be [batch, len, heads, dim], and it has {tensor.dim()} dimensions")
     if not q.shape[0] == k.shape[0] == v.shape[0]:
@@ -323,9 +333,9 @@ def _check_flash_shapes(q, k, v):
 
 def _flash_band(causal, window_size, len_q, len_kv):
     """lo and hi of the band; None is an open side."""
-    sides = (None, None) if window_size is None else tuple(window_size)
-    if len(sides) != 2:
-        raise ValueError(f"window_size must be (left, right), and it has {len(sides)} values")
+    sides = (None, None) if window_size is None else window_size
+    if not isinstance(sides, (tuple, list)) or len(sides) != 2:
+        raise ValueError(f"window_size must be None or (left, right), and it is {window_size!r}")
     for name, side in zip(("left", "right"), sides, strict=True):
         if side is not None and (not isinstance(side, (int, torch.SymInt)) or side < -1):
             raise ValueError(f"window_size: {name} must be None, -1 or a whole number from 0 on, and it is {side!r}")

@@ -204,7 +204,7 @@ def _(info, in_dims, dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None,
 
 def autocast_dtype(device_type):
     """The dtype that autocast wants on this device now, or None."""
-    if not torch.is_autocast_enabled(device_type):
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)
 

@@ -21,7 +21,7 @@ _REPLACED = {
 }
 
 _lock = threading.Lock()
-_handles = []  # those that hold the override in place
+_handles = {}  # those that hold the override in place, oldest first, and their fused_encoder
 _fastpath = True  # what torch.backends.mha had before the first of them
 _told = False  # whether torch has had its say about an override
 
@@ -34,7 +34,9 @@ class Handle:
 
     def remove(self):
         """Undo it."""
-        self._undo(self)
+        undo, self._undo = self._undo, None
+        if undo:
+            undo(self)
 
     def __enter__(self):
         return self
@@ -56,7 +58,8 @@ def enable_sdpa(*, fused_encoder=False):
         (torch.backends.mha). It has its own attention; off, these layers reach our kernels in eval mode too.
 
     Returns a handle: handle.remove(), or `with enable_sdpa():`, undoes it. Calls nest; the kernels are PyTorch's again
-    when the last handle is removed.
+    when the last handle is removed; until then fused_encoder is that of the latest one. PyTorch's dispatcher exchanges
+    kernels without a lock: call this, and remove the handle, while no other thread is inside attention.
 
     Raises NotImplementedError when this torch's operators are not those that we replace.
     """
@@ -68,8 +71,8 @@ def enable_sdpa(*, fused_encoder=False):
             _C.override_sdpa(True)
             _fastpath = torch.backends.mha.get_fastpath_enabled()
         handle = Handle(_disable)
-        _handles.append(handle)
-        torch.backends.mha.set_fastpath_enabled(_fastpath and fused_encoder)
+        _handles[handle] = fused_encoder
+        _set_fastpath()
     return handle
 
 
@@ -77,10 +80,15 @@ def _disable(handle):
     with _lock:
         if handle not in _handles:
             return
-        _handles.remove(handle)
+        del _handles[handle]
         if not _handles:
             _C.override_sdpa(False)
-            torch.backends.mha.set_fastpath_enabled(_fastpath)
+        _set_fastpath()
+
+
+def _set_fastpath():
+    latest = next(reversed(_handles.values()), True)
+    torch.backends.mha.set_fastpath_enabled(_fastpath and latest)
 
 
 def _check_schemas():
@@ -93,13 +101,16 @@ def _check_schemas():
 
 def _hear_torch_out():
     """torch tells of the first override in a process, from C++ past Python's warning filters when it comes from C++:
-    give it one from Python, at once undone, where it can be silenced."""
+    give it one from Python, of an operator that nobody calls, where it can be silenced."""
     global _told
     if _told:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        library = torch.library.Library("aten", "IMPL")
-        library.impl(next(iter(_REPLACED)), lambda *args, **kwargs: None, "CPU", allow_override=True)
-        library._destroy()
+        own, other = (torch.library.Library("fa4", "FRAGMENT") for _ in range(2))
+        own.define("_overridden() -> ()")
+        for library in (own, other):
+            library.impl("_overridden", lambda: None, "CPU", allow_override=True)
+        other._destroy()
+        own._destroy()
     _told = True

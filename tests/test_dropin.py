@@ -282,6 +282,10 @@ def test_undo_nesting_and_removing_twice():
         with enable_sdpa(fused_encoder=True):
             assert reached()
             assert torch.backends.mha.get_fastpath_enabled() == before
+    with enable_sdpa(), enable_sdpa(fused_encoder=True) as inner:
+        inner.remove()
+        assert not torch.backends.mha.get_fastpath_enabled(), "the outer one wants it off"
+    assert torch.backends.mha.get_fastpath_enabled() == before
 
 
 def test_another_schema_is_refused(monkeypatch):
@@ -370,6 +374,42 @@ def test_fused_encoder_keeps_pytorchs_fused_path():
     with enable_sdpa(fused_encoder=True), torch.no_grad():
         _, calls = calls_during(lambda: layer(x))
     assert calls["sdpa_fwd"] == 0
+
+
+def test_the_latest_handle_decides_on_the_fused_path():
+    enabled = torch.backends.mha.get_fastpath_enabled
+    assert enabled()
+    outer = enable_sdpa(fused_encoder=True)
+    inner = enable_sdpa()
+    assert not enabled()
+    inner.remove()
+    assert enabled()
+    inner = enable_sdpa()
+    outer.remove()
+    assert not enabled()
+    inner.remove()
+    assert enabled()
+
+
+def test_the_first_override_disturbs_no_other_thread():
+    q = hashed(1, 2, 16, 16)
+    stop, errors = threading.Event(), []
+
+    def attend():
+        while not stop.is_set():
+            try:
+                F.scaled_dot_product_attention(q, q, q)
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=attend)
+    thread.start()
+    for _ in range(500):
+        flash_attn4.sdpa._told = False
+        flash_attn4.sdpa._hear_torch_out()
+    stop.set()
+    thread.join()
+    assert not errors
 
 
 def test_modules_copy_and_pickle_while_enabled():

@@ -116,6 +116,7 @@ def test_no_copies_are_made_of_transposed_inputs():
 def handed_over():
     q, k, v = hashed_qkv(9, 14, dim=16)
     yield "dropout", (q, k, v), {"dropout_p": 0.5}, "dropout_p"
+    yield "dropout_negative", (q, k, v), {"dropout_p": -0.5}, "dropout_p"
     yield "mask_grad", (q, k, v), {"attn_mask": torch.zeros(9, 14, requires_grad=True)}, "attn_mask requires grad"
     yield "dim_257", tuple(hashed(1, 1, 3, 257) for _ in range(3)), {}, "256"
     yield "dim_0", (q[..., :0], k[..., :0], v), {}, "head dim 0"
@@ -192,6 +193,9 @@ def test_fallback_modes():
     assert interface._mode == "silent"
     handle.remove()
     assert interface._mode == "error"
+    with set_fallback("warn"):
+        handle.remove()
+        assert interface._mode == "warn", "removing twice must do nothing"
     program = (
         "import flash_attn4, torch; x = torch.ones(1, 1, 2, 300); flash_attn4.scaled_dot_product_attention(x, x, x)"
     )
@@ -470,3 +474,51 @@ def test_backends_and_counts():
     before = flash_attn4.call_counts()
     scaled_dot_product_attention(q, k, v)
     assert flash_attn4.call_counts()["fwd"] == before["fwd"] + 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_forward_mode_is_right_or_refused(grad):
+    q, k, v = hashed_qkv(5, 7, dim=8)
+    q.requires_grad_(grad)
+    tangent = hashed(*q.shape, seed=9)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, tangent)
+        with pytest.raises(NotImplementedError, match="forward AD"):
+            scaled_dot_product_attention(dual, k, v)
+        ours = torch.autograd.forward_ad.unpack_dual(flash(dual, k, v)).tangent
+        with sdpa_kernel(SDPBackend.MATH):
+            theirs = torch.autograd.forward_ad.unpack_dual(F.scaled_dot_product_attention(dual, k, v)).tangent
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_meta_tensors():
+    q, k, v = (x.to("meta") for x in hashed_qkv(5, 7, dim=8))
+    assert scaled_dot_product_attention(q, k, v).shape == q.shape
+    assert flash(q, k, v).shape == q.shape
+
+
+@pytest.mark.parametrize("scale", ["x", 1j, 10**400, [0.5], torch.ones(2)], ids=str)
+def test_a_scale_that_is_no_number_is_named(scale):
+    q, k, v = hashed_qkv(5, 7, dim=8)
+    with pytest.raises(TypeError, match=r"^scale must be a number"):
+        scaled_dot_product_attention(q, k, v, scale=scale)
+    with pytest.raises(TypeError, match=r"^softmax_scale must be a number"):
+        flash(q, k, v, softmax_scale=scale)
+
+
+@pytest.mark.parametrize("dropout_p", [-0.1, math.nan, 2.0, "x", None])
+def test_a_dropout_that_is_no_probability_is_refused_as_by_pytorch(dropout_p):
+    q, k, v = hashed_qkv(5, 7, dim=8)
+    with set_fallback("silent"), pytest.raises((RuntimeError, TypeError), match="dropout"):
+        scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
+
+
+def test_what_is_not_dense_is_named():
+    q, k, v = hashed_qkv(5, 7, dim=8)
+    with pytest.raises(NotImplementedError, match=r"key is torch\.sparse_coo"):
+        scaled_dot_product_attention(q, k.to_sparse(), v)
+    with pytest.raises(NotImplementedError, match=r"k must be a dense tensor.*sparse_coo"):
+        flash_attn_func(q, k.to_sparse(), v)
+    nested = torch.nested.nested_tensor([hashed(n, 2, 8) for n in (3, 5)], layout=torch.jagged)
+    with pytest.raises(NotImplementedError, match="q must be a dense tensor"):
+        flash_attn_func(nested, nested, nested)
