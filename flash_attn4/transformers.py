@@ -21,7 +21,7 @@ def enable_transformers():
     Returns a handle: handle.remove(), or `with enable_transformers():`, takes the name away again when it was the last
     one; a model that still uses it then fails.
 
-    Raises ImportError without transformers 4.51 or newer.
+    Raises ImportError without transformers 4.53 or newer.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
