@@ -234,8 +234,9 @@ const char *fa4_bwd_unsupported(const fa4_bwd_params *p, int arch)
 // What only a call can be asked: pointers, and what the CPU can read through them.
 static fa4_status check_inputs(const fa4_fwd_params *p)
 {
-    if (!p->q || !p->o || !p->lse) return fa4_fail(FA4_INVALID, "%s is NULL", !p->q ? "q" : !p->o ? "o" : "lse");
     if (p->len_kv > 0 && (!p->k || !p->v)) return fa4_fail(FA4_INVALID, "%s is NULL", !p->k ? "k" : "v");
+    if (p->heads_q == 0 || p->len_q == 0) return FA4_OK; // nothing else is looked at
+    if (!p->q || !p->o || !p->lse) return fa4_fail(FA4_INVALID, "%s is NULL", !p->q ? "q" : !p->o ? "o" : "lse");
     if (p->len_kv > 0 && p->mask_type != FA4_MASK_NONE && !p->mask) return fa4_fail(FA4_INVALID, "mask is NULL");
     for (int64_t b = 0; p->len_kv_of && b < p->batch; b++)
         if (p->len_kv_of[b] < 0 || p->len_kv_of[b] > p->len_kv)
@@ -276,11 +277,10 @@ fa4_status fa4_bwd(const fa4_bwd_params *p, int arch, void *stream)
     const char *reason = fa4_bwd_unsupported(p, arch);
     if (reason) return fa4_fail(FA4_UNSUPPORTED, "%s", reason);
     if (f->batch == 0 || f->heads_kv == 0 || (f->len_q == 0 && f->len_kv == 0)) return FA4_OK;
-    if (f->heads_q > 0 && f->len_q > 0) {
-        fa4_status status = check_inputs(f);
-        if (status != FA4_OK) return status;
-        if (!p->dout || !p->dq) return fa4_fail(FA4_INVALID, "%s is NULL", !p->dout ? "dout" : "dq");
-    }
+    fa4_status status = check_inputs(f);
+    if (status != FA4_OK) return status;
+    if (f->heads_q > 0 && f->len_q > 0 && (!p->dout || !p->dq))
+        return fa4_fail(FA4_INVALID, "%s is NULL", !p->dout ? "dout" : "dq");
     if (f->len_kv > 0 && (!p->dk || !p->dv)) return fa4_fail(FA4_INVALID, "%s is NULL", !p->dk ? "dk" : "dv");
     if (!p->workspace && fa4_bwd_workspace(p, arch) > 0) return fa4_fail(FA4_INVALID, "workspace is NULL");
     const fa4_cpu_kernels *kernels = &cpu_isa_now()->kernels;

@@ -1,55 +1,9 @@
 // What the gradient on the CPU promises beyond its formula, which test_cpu.c checks: the same bits however the work is
 // spread and whatever lies beside it, and NaNs and infinities that show exactly where some query sees them.
-#include "../../csrc/fa4.h"
+#include "check.h"
 
 #include <math.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-static int failures;
-
-#define CHECK(condition, ...)                               \
-    do {                                                    \
-        if (!(condition)) {                                 \
-            failures++;                                     \
-            fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); \
-            fprintf(stderr, __VA_ARGS__);                   \
-            fputc('\n', stderr);                            \
-        }                                                   \
-    } while (0)
-
-// ---- Threads
-
-typedef struct {
-    void (*run)(void *context, int64_t begin, int64_t end);
-    void *context;
-    int64_t begin, end;
-} job;
-
-static void *job_run(void *argument)
-{
-    const job *j = argument;
-    if (j->begin < j->end) j->run(j->context, j->begin, j->end);
-    return NULL;
-}
-
-static void parallel_for(const fa4_executor *self, int64_t tiles, void (*run)(void *, int64_t, int64_t), void *context)
-{
-    enum { THREADS_MAX = 8 };
-    pthread_t thread[THREADS_MAX];
-    job jobs[THREADS_MAX];
-    const int n = self->threads < THREADS_MAX ? self->threads : THREADS_MAX;
-    for (int i = 0; i < n; i++) {
-        jobs[i] = (job){run, context, tiles * i / n, tiles * (i + 1) / n};
-        if (pthread_create(&thread[i], NULL, job_run, &jobs[i])) {
-            fputs("no thread\n", stderr);
-            exit(2);
-        }
-    }
-    for (int i = 0; i < n; i++) pthread_join(thread[i], NULL);
-}
 
 // ---- Contiguous tensors of one dtype
 
@@ -104,16 +58,6 @@ static void fill(tensor *t, uint64_t seed)
         z = (z ^ z >> 27) * 0x94d049bb133111eb;
         put(t, n, (float)((z ^ z >> 31) >> 40) * 0x1p-23f - 1);
     }
-}
-
-static void *allocate(size_t size)
-{
-    void *memory = malloc(size ? size : 1);
-    if (!memory) {
-        fputs("out of memory\n", stderr);
-        exit(2);
-    }
-    return memory;
 }
 
 typedef struct {

@@ -3,36 +3,11 @@
 // read past it), the same bits for any number of threads and any neighbours.
 //
 //     test_cpu [cases]        random cases for each instruction set, 400 unless told
-#include "../../csrc/fa4.h"
+#include "check.h"
 
 #include <float.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-static int failures;
-
-#define CHECK(condition, ...)                               \
-    do {                                                    \
-        if (!(condition)) {                                 \
-            failures++;                                     \
-            fprintf(stderr, "%s:%d: ", __FILE__, __LINE__); \
-            fprintf(stderr, __VA_ARGS__);                   \
-            fputc('\n', stderr);                            \
-        }                                                   \
-    } while (0)
-
-static void *allocate(size_t size)
-{
-    void *memory = malloc(size ? size : 1);
-    if (!memory) {
-        fputs("out of memory\n", stderr);
-        exit(2);
-    }
-    return memory;
-}
 
 // ---- Hashed numbers
 
@@ -175,37 +150,6 @@ static int64_t tensor_nth(const tensor *t, int64_t n)
 static void tensor_fill(tensor *t)
 {
     for (int64_t n = 0; n < tensor_count(t); n++) put(t->base, t->dtype, tensor_nth(t, n), hash_value());
-}
-
-// ---- Threads
-
-typedef struct {
-    void (*run)(void *context, int64_t begin, int64_t end);
-    void *context;
-    int64_t begin, end;
-} job;
-
-static void *job_run(void *argument)
-{
-    job *j = argument;
-    if (j->begin < j->end) j->run(j->context, j->begin, j->end);
-    return NULL;
-}
-
-static void parallel_for(const fa4_executor *self, int64_t tiles, void (*run)(void *, int64_t, int64_t), void *context)
-{
-    enum { THREADS_MAX = 8 };
-    pthread_t thread[THREADS_MAX];
-    job jobs[THREADS_MAX];
-    int n = self->threads < THREADS_MAX ? self->threads : THREADS_MAX;
-    for (int i = 0; i < n; i++) {
-        jobs[i] = (job){run, context, tiles * i / n, tiles * (i + 1) / n};
-        if (pthread_create(&thread[i], NULL, job_run, &jobs[i])) {
-            fputs("no thread\n", stderr);
-            exit(2);
-        }
-    }
-    for (int i = 0; i < n; i++) pthread_join(thread[i], NULL);
 }
 
 // ---- A case
@@ -627,6 +571,40 @@ static void test_extremes(const char *isa)
     CHECK(fa4_fwd(&p, FA4_ARCH_CPU, NULL) == FA4_OK && o[7] == 0 && lse[7] == -INFINITY, "%s: no keys at all", isa);
 }
 
+// ---- Threads
+
+typedef struct {
+    fa4_executor base;
+    int64_t *most; // tiles of one parallel_for
+} counting_executor;
+
+static void count_tiles(const fa4_executor *self, int64_t tiles, void (*run)(void *, int64_t, int64_t), void *context)
+{
+    int64_t *most = ((const counting_executor *)self)->most;
+    if (tiles > *most) *most = tiles;
+    run(context, 0, tiles);
+}
+
+// One head of one batch is cut into work for every thread; a call that is over at once is not.
+static void test_one_head_on_all_threads(const char *isa)
+{
+    enum { LONG = 2048, THREADS = 4 };
+    static float x[LONG * DIM], o[LONG * DIM], d[3][LONG * DIM], lse[LONG];
+    for (int i = 0; i < LONG * DIM; i++) x[i] = (float)hash_value();
+    for (int64_t len = 1; len <= LONG; len *= LONG) {
+        int64_t most = 0;
+        const counting_executor executor = {{count_tiles, THREADS}, &most};
+        fa4_bwd_params p = {.fwd = plain(len, DIM, x, x, x, o, lse), .dout = x, .dq = d[0], .dk = d[1], .dv = d[2]};
+        int64_t *strides[] = {p.stride_dout, p.stride_dq, p.stride_dk, p.stride_dv};
+        for (int i = 0; i < 4; i++) memcpy(strides[i], p.fwd.stride_q, sizeof p.fwd.stride_q);
+        CHECK(fa4_fwd(&p.fwd, FA4_ARCH_CPU, (void *)&executor) == FA4_OK, "%s: %s", isa, fa4_last_error());
+        CHECK(len == 1 ? most == 0 : most >= THREADS, "%s: fa4_fwd has %lld tiles", isa, (long long)most);
+        most = 0;
+        CHECK(fa4_bwd(&p, FA4_ARCH_CPU, (void *)&executor) == FA4_OK, "%s: %s", isa, fa4_last_error());
+        CHECK(len == 1 ? most == 0 : most >= THREADS, "%s: fa4_bwd has %lld tiles", isa, (long long)most);
+    }
+}
+
 // ---- Dispatch
 
 static int says(const char *reason, const char *word)
@@ -686,6 +664,9 @@ static void test_refusals(void)
     CHECK(fa4_fwd(&bad, FA4_ARCH_CPU, NULL) == FA4_INVALID && says(fa4_last_error(), "len_kv_of"), "len_kv_of");
     bad = good, bad.q = bad.o = bad.lse = NULL, bad.len_q = 0;
     CHECK(fa4_fwd(&bad, FA4_ARCH_CPU, NULL) == FA4_OK, "no queries: %s", fa4_last_error());
+    fa4_bwd_params gradient = {.fwd = bad, .dk = x, .dv = x};
+    gradient.fwd.v = NULL;
+    CHECK(fa4_bwd(&gradient, FA4_ARCH_CPU, NULL) == FA4_INVALID && says(fa4_last_error(), "v"), "v = NULL, no queries");
 }
 
 static void test_isa_choice(void)
@@ -726,6 +707,7 @@ int main(int argc, char **argv)
         int before = failures;
         test_not_finite(isa.name);
         test_extremes(isa.name);
+        test_one_head_on_all_threads(isa.name);
         for (int i = 0; i < cases; i++) // every dtype with every mask, over and over
             case_run(isa.name, (uint64_t)i, (fa4_dtype)(i % 4), (fa4_mask_type)(i / 4 % 6));
         printf("%s: %d cases, %d failures\n", isa.name, cases, failures - before);
