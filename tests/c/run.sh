@@ -28,10 +28,7 @@ compile() {
             done
         done >"$out/kernels"
     [ -s "$out/kernels" ] || { echo "no kernel in csrc/variants.def"; exit 1; }
-    while read -r source options; do
-        # shellcheck disable=SC2086 # flags are words
-        $compiler $warnings $flags -c "$root/csrc/cpu/$source" $options
-    done <"$out/kernels"
+    xargs -P "${MAX_JOBS:-2}" -I{} sh -ec "$compiler $warnings $flags -c '$root/csrc/cpu/'{}" <"$out/kernels"
     for test in test_cpu test_bwd; do
         # shellcheck disable=SC2086
         $compiler $warnings $flags "$root/csrc/dispatch.c" "$root/csrc/cpu/cpuid.c" "$root/tests/c/$test.c" "$out"/*.o \
@@ -45,12 +42,12 @@ for what in ${*:-native address thread aarch64}; do
     case $what in
     native)
         compile native "$CC" "$host" "-O3"
-        "$build/native/test_cpu" 400
+        "$build/native/test_cpu" 200
         "$build/native/test_bwd"
         ;;
     address)
         compile address "$CC" "$host" "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
-        "$build/address/test_cpu" 200
+        "$build/address/test_cpu" 60
         "$build/address/test_bwd"
         ;;
     thread)
