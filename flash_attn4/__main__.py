@@ -136,10 +136,18 @@ def print_model(result: dict) -> None:
         print(f"  {pair['cosine']:.2f}  {pair['sentence']}\n        {pair['nearest']}")
 
 
-def run_table(seconds: float, progress) -> list[dict]:
+def progress(text: str) -> None:
+    """One line that the next replaces, on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def run_table(seconds: float) -> list[dict]:
     """SDPA against ours over SHAPES, forward, timed in turn; errors against float64."""
     rows = []
-    for batch, heads, length, dim, dtype, causal in progress(SHAPES):
+    for done, (batch, heads, length, dim, dtype, causal) in enumerate(SHAPES):
+        bar = "#" * done + "." * (len(SHAPES) - done)
+        progress(f"[{bar}] {batch}x{heads}x{length}x{dim} {dtype}")
         generator = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(batch, heads, length, dim, generator=generator).to(dtype) for _ in range(3))
         exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
@@ -163,6 +171,7 @@ def run_table(seconds: float, progress) -> list[dict]:
                 "sdpa_error": float((theirs().double() - exact).abs().max()),
             }
         )
+    progress("")
     return rows
 
 
@@ -184,19 +193,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each comparison (default 0.5)")
     options = parser.parse_args(argv)
 
-    def progress(items):
-        if importlib.util.find_spec("tqdm") is None:
-            return items
-        from tqdm import tqdm
-
-        return tqdm(items, desc="shapes", leave=False, file=sys.stderr)
-
     document: dict = {"installed": installed()}
     if not options.json:
         print_installed(document["installed"])
     missing = "left out by --no-model" if options.no_model else model_missing()
     if missing is None:
+        progress("loading and timing the model")
         document["model"] = run_model(options.seconds)
+        progress("")
         if not options.json:
             print_model(document["model"])
     else:
@@ -204,7 +208,7 @@ def main(argv: list[str] | None = None) -> None:
         if not options.json:
             print(f"\nNo model: {missing}")
     with torch.no_grad():
-        document["shapes"] = run_table(options.seconds, progress)
+        document["shapes"] = run_table(options.seconds)
     if options.json:
         json.dump(document, sys.stdout, indent=1)
         print()
