@@ -424,8 +424,9 @@ bool load_with(accessor *x, space s, uint64_t address, int size, void *to, uint3
     if (!locate(w, x->at.in, x->at.lane, s, address, size, &l) || !access_begin(x, &l, size)) return false;
     memcpy(to, l.data, (size_t)size);
     *poison = l.poison ? poison_bits(l.poison, size) : 0;
-    access_end(&l);
+    // Before another cluster may write here: what is acquired belongs to the value.
     if (orders(&l, o)) order_strong_read(w, x->at.lane, l.kind == LOCATION_GLOBAL, location_name(&l), o, sc);
+    access_end(&l);
     return true;
 }
 
@@ -444,8 +445,9 @@ bool store_with(accessor *x, space s, uint64_t address, int size, const void *fr
     if (!access_begin(x, &l, size)) return false;
     memcpy(l.data, from, (size_t)size);
     poison_spread(l.poison, size, poison);
-    access_end(&l);
+    // Before another cluster may read here: what is released belongs to the value.
     if (orders(&l, o)) order_strong_write(w, x->at.lane, l.kind == LOCATION_GLOBAL, location_name(&l), o, sc, false);
+    access_end(&l);
     return true;
 }
 
