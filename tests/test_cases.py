@@ -508,9 +508,14 @@ def test_uc_097_a_gradient_of_stride_zero():
 
 
 def test_uc_105_the_schema_is_the_recorded_one():
-    assert str(torch.ops.fa4.fwd.default._schema).startswith("fa4::fwd(Tensor q, Tensor k, Tensor v, ")
-    assert str(torch.ops.fa4.fwd.default._schema).endswith("-> (Tensor out, Tensor lse)")
-    assert str(torch.ops.fa4.bwd.default._schema).endswith("-> (Tensor dq, Tensor dk, Tensor dv)")
+    options = "Tensor? attn_mask=None, Tensor? len_kv=None, SymInt? lo=None, SymInt? hi=None, float? scale=None"
+    assert str(torch.ops.fa4.fwd.default._schema) == (
+        f"fa4::fwd(Tensor q, Tensor k, Tensor v, {options}) -> (Tensor out, Tensor lse)"
+    )
+    assert str(torch.ops.fa4.bwd.default._schema) == (
+        f"fa4::bwd(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {options}) "
+        "-> (Tensor dq, Tensor dk, Tensor dv)"
+    )
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -721,6 +726,14 @@ def test_uc_123_one_error_with_every_reason():
     with pytest.raises((RuntimeError, ValueError), match=r"(?is)int|long"):
         torch.ops.fa4.fwd(*[torch.zeros(1, 1, 2, 8, dtype=torch.int64)] * 3)
     assert sdpa(*[torch.zeros(2, 4, 8)] * 3).shape == (2, 4, 8)
+
+
+def test_uc_126_every_architecture_has_kernels_or_is_named():
+    ask = flash_attn4.ops.ask
+    family = [ask(False, arch, "bfloat16", 64, 64) for arch in (100, 103)]  # code of sm_100f runs on both
+    assert family == [None, None] or all("no CUDA kernels" in reason for reason in family)
+    for arch in (70, 80, 86, 89, 91, 101, 110, 120, 121):
+        assert f"capability {arch // 10}.{arch % 10}" in ask(False, arch, "bfloat16", 64, 64)
 
 
 def test_uc_142_padding_masks_both_ways():

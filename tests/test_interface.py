@@ -378,7 +378,7 @@ def test_vmap_stays_on_our_kernels():
     assert max_error(out, F.scaled_dot_product_attention(q, k[:1], v[:1])) < 1e-5
 
 
-def test_compile_is_one_graph_with_changing_sizes_and_no_break_where_pytorch_runs():
+def test_uc_103_compile_is_one_graph_with_changing_sizes_and_no_break_where_pytorch_runs():
     def function(q, k, v):
         out = scaled_dot_product_attention(q, k, v, is_causal=True)
         return out + flash(q, k, v, causal=True, window_size=(3, 0))

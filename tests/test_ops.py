@@ -97,6 +97,7 @@ def in_order(order, *shape, seed=0):
 
 
 LAYOUTS = {str(order): (order, (2, 20, 5, 8)) for order in ORDERS} | {
+    "many batches": ((0, 2, 1, 3), (65537, 1, 1, 2)),
     "one head": ((0, 2, 1, 3), (2, 1, 5, 8)),
     "all ones": ((3, 1, 0, 2), (1, 1, 1, 1)),
     "empty": ((0, 2, 1, 3), (2, 3, 0, 8)),
@@ -109,7 +110,7 @@ def metadata(tensors):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_fakes_have_the_strides_of_the_kernels(layout):
+def test_uc_099_uc_101_fakes_have_the_strides_of_the_kernels(layout):
     order, shape = LAYOUTS[layout]
     q = in_order(order, *shape)
     k, v = in_order(order[::-1], *shape[:2], 7, shape[3], seed=1), hashed(*shape[:2], 7, 12, seed=2)

@@ -184,13 +184,22 @@ def test_what_makes_an_object_out_of_date(tmp_path, monkeypatch, setup):
 
 
 @needs_checkout
-def test_the_number_of_jobs_follows_memory_and_max_jobs(monkeypatch, setup):
+def test_uc_131_the_number_of_jobs_follows_memory_and_max_jobs(monkeypatch, setup):
     monkeypatch.setenv("MAX_JOBS", "7")
     assert setup.jobs() == 7
     monkeypatch.delenv("MAX_JOBS")
     assert 1 <= setup.jobs() <= os.cpu_count()
     monkeypatch.setattr(setup, "MEMORY_PER_JOB", 1 << 60)
     assert setup.jobs() == 1
+
+
+@needs_checkout
+def test_uc_132_without_nvcc_the_rest_is_built_and_a_line_says_so(monkeypatch, capsys, setup):
+    monkeypatch.delenv("FA4_CUDA", raising=False)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setup.shutil, "which", lambda name: None)
+    assert setup.cuda_units(Path("objects")) == ([], None)
+    assert "no nvcc found" in capsys.readouterr().out
 
 
 def test_the_wheel_is_one_abi3_file_without_tests(source):
