@@ -195,11 +195,12 @@ static outcome exec_atom(warp *w, const inst *in, uint32_t mask)
                     (unsigned long long)address);
             memset(l.poison, 0, (size_t)size);
         }
+        if (l.kind != LOCATION_PRIVATE) {
+            order_strong_read(w, lane, global, location_name(&l), o, sc);
+            order_strong_write(w, lane, global, location_name(&l), o, sc, true);
+        }
         access_end(&l);
         if (result) scatter(w, &in->ops[0], lane, in, old, old_poison);
-        if (l.kind == LOCATION_PRIVATE) continue;
-        order_strong_read(w, lane, global, location_name(&l), o, sc);
-        order_strong_write(w, lane, global, location_name(&l), o, sc, true);
     }
     accessor_end(&x);
     c->step++;
