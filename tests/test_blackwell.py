@@ -112,14 +112,14 @@ def test_a_long_row_wraps_every_ring(variant):
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "lengths"])
 def test_random_schedules(variant, mask):
     """More tiles than CTAs, more blocks than places in the ring, under 20 random schedules."""
-    q, k, v = inputs(variant, 300, 700, heads=3, heads_kv=1)
+    q, k, v = inputs(variant, 260, 600, heads=3, heads_kv=1)
     how = {
         "full": {},
-        "causal": {"hi": 400},
-        "window": {"lo": -50, "hi": 420},
-        "lengths": {"len_kv_of": torch.tensor([611], dtype=torch.int32)},
+        "causal": {"hi": 340},
+        "window": {"lo": -50, "hi": 320},
+        "lengths": {"len_kv_of": torch.tensor([411], dtype=torch.int32)},
     }[mask]
-    check(q, k, v, multiprocessors=1, seeds=20, **how)
+    check(q, k, v, multiprocessors=1, seeds=20 if ARCH == 100 else 3, **how)
 
 
 @bf16

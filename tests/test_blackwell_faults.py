@@ -16,8 +16,11 @@ from test_blackwell import ARCH, module, simulate
 KERNEL = "fa4_sm100_fwd_bf16_d64"
 SCHEDULES = [("early", 0), ("late", 0), *(("random", seed) for seed in range(4))]
 
-# Mutant kind and what the instruction serves, as (regular expression of its source context) -> why it may be missing.
-EXPLAINED = {}
+# Of mutants that nothing objects to, "kind@line: statement" as a regular expression, and why it is no fault here.
+EXPLAINED = {
+    r"tcgen05\.fence::\w+ deleted.*(alloc|BARRIER_TMEM|__syncthreads)": """tensor memory is given and taken back by
+        instructions that do not run asynchronously: the barrier orders them. The manual's examples have the fences.""",
+}
 
 
 def sites(lines, pattern):
@@ -85,41 +88,61 @@ def mutants(text):
         yield made("one arrival more", i, without(lines, i, instead))
 
 
-def inputs():
-    """Tiles of which one is half empty, more of them than CTAs, a ring that wraps, a batch that ends inside a block."""
+def cases():
+    """Tiles of which one is half empty, more of them than CTAs, a ring that wraps, a batch that ends inside a block; and
+    tiles of one block alone."""
     q, k, v = hashed((1, 2, 300, 64), (1, 1, 700, 64), (1, 1, 700, 64), dtype=torch.bfloat16)
-    return q, 4 * k, v, {"hi": 420, "lo": -90, "len_kv_of": torch.tensor([601], dtype=torch.int32)}
+    yield (q, 4 * k, v), {"hi": 420, "lo": -90, "len_kv_of": torch.tensor([601], dtype=torch.int32)}
+    q, k, v = hashed((2, 1, 600, 64), (2, 1, 100, 64), (2, 1, 100, 64), dtype=torch.bfloat16, seed=1)
+    yield (q, k, v), {}
 
 
-def objection(text, q, k, v, how, expected):
+def objection(text, runs):
     """What the simulator has against the kernel; None when it finds it right."""
     mutant = ptxsim.Module(text)
     for schedule, seed in SCHEDULES:
-        try:
-            out, lse, _ = plan.forward(
-                mutant, q, k, v, arch=ARCH, multiprocessors=1, schedule=schedule, seed=seed, max_steps=400_000, **how
-            )
-        except (ptxsim.Finding, AssertionError) as found:
-            return f"{schedule} {seed}: {str(found).splitlines()[0]}"
-        if not (torch.equal(out, expected[0]) and torch.equal(lse, expected[1])):
-            return f"{schedule} {seed}: another result"
+        for tensors, how, expected in runs:
+            try:
+                out, lse, _ = plan.forward(
+                    mutant,
+                    *tensors,
+                    arch=ARCH,
+                    multiprocessors=1,
+                    schedule=schedule,
+                    seed=seed,
+                    max_steps=400_000,
+                    **how,
+                )
+            except (ptxsim.Finding, AssertionError) as found:
+                return f"{schedule} {seed}: {str(found).splitlines()[0]}"
+            if not (torch.equal(out, expected[0]) and torch.equal(lse, expected[1])):
+                return f"{schedule} {seed}: another result"
     return None
 
 
-@pytest.mark.timeout(1200)
+def statement(lines, source, i):
+    """The line of fwd.cu that an instruction was made from."""
+    for line in reversed(lines[: i + 1]):
+        if match := re.match(r"\s*\.loc\s+1 (\d+) ", line):
+            return source[int(match[1]) - 1].strip()
+        if match := re.search(r"inlined_at 1 (\d+) ", line):
+            return source[int(match[1]) - 1].strip()
+    return ""
+
+
+@pytest.mark.timeout(1800)
 def test_the_simulator_objects_to_every_fault():
     module(KERNEL)  # skips when the build has made none
-    text = (plan.build.CSRC.parent / "build" / "ptx" / f"{KERNEL}.ptx").read_text()
-    lines = text.splitlines()
-    q, k, v, how = inputs()
-    expected = simulate(q, k, v, multiprocessors=1, **how)
+    root = plan.build.CSRC.parent
+    text = (root / "build" / "ptx" / f"{KERNEL}.ptx").read_text()
+    lines, source = text.splitlines(), (root / "csrc" / "sm100" / "fwd.cu").read_text().splitlines()
+    runs = [(tensors, how, simulate(*tensors, multiprocessors=1, **how)) for tensors, how in cases()]
     tried, survived = 0, []
     for name, i, mutated in mutants(text):
         tried += 1
-        if objection(mutated, q, k, v, how, expected) is None:
-            location = next((lines[n].strip() for n in range(i, 0, -1) if lines[n].lstrip().startswith(".loc")), "")
-            survived.append(f"{name}: {lines[i].strip()}  [{location}]")
+        if objection(mutated, runs) is None:
+            survived.append(f"{name}: {statement(lines, source, i)}")
     unexplained = [s for s in survived if not any(re.search(pattern, s) for pattern in EXPLAINED)]
-    print(f"{tried} mutants, {len(survived)} without an objection")
+    print(f"{tried} mutants, {len(survived)} without an objection:", *survived, sep="\n")
     assert tried > 200
     assert len(unexplained) <= tried // 20, "\n".join(unexplained)

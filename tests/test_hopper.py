@@ -26,8 +26,16 @@ def test_wide_heads(dtype, dim):
     test_blackwell.check(*test_blackwell.inputs(variant, 140, 150, dim=dim, dim_v=64), lo=-30, seeds=2)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize("how", [{}, {"hi": 8000}, {"lo": 7700, "hi": 8050}, {"scale": -0.4}, {"scale": 4.0}])
+@pytest.mark.parametrize(
+    "dtype, how",
+    [
+        ("bf16", {}),
+        ("f16", {"hi": 8000}),
+        ("bf16", {"lo": 7700, "hi": 8050}),
+        ("bf16", {"scale": -0.4}),
+        ("f16", {"scale": 4.0}),
+    ],
+)
 def test_many_keys(dtype, how):
     """The tiling for long calls at head dim 128 computes its softmax another way."""
     q, k, v = test_blackwell.inputs(f"{dtype}_d128", 200, 8200, heads=2, heads_kv=1)
