@@ -9,7 +9,8 @@
 //     warp.c       shfl, vote, match, redux, elect, bar.warp.sync, activemask
 //     control.c    branches, call, exit, named and cluster barriers, setmaxnreg, griddepcontrol
 //     memory.c     address spaces, bounds, poison of memory, accesses of threads and operations
-//     ldst.c       ld, st, ldmatrix, stmatrix, cvta, mapa, prefetch      atom.c   atom, red      fence.c   membar, fence
+//     ldst.c       ld, st, ldmatrix, stmatrix, cvta, mapa, prefetch
+//     atom.c       atom, red         fence.c          membar, fence
 //     order.c      happens-before: vector clocks, proxies, scopes, signals (order.h)
 //     shadow.c     the history of every cell of memory, and what races with it
 //     mbarrier.c   mbarrier objects and instructions
@@ -188,7 +189,7 @@ typedef struct kernel {
     int first, count;
     type *reg_type; // by register index; the module's functions have the first ones, so that a call needs no copies
     int regs;
-    variable *variables; // module scope first, then parameters, then the kernel's own
+    variable *variables;                           // module scope first, then parameters, then the kernel's own
     int nvariables, nparams, first_param, returns; // returns: so many of the parameters are return values (functions)
     size_t param_bytes, shared_bytes /* static, after the reserved 1024 */;
     size_t frame_bytes, local_bytes; // a thread's local memory: this function's own, and with all that it may call
@@ -226,8 +227,9 @@ typedef struct {
                         // a dot, wins
     const char *(*decode)(inst *in, const kernel *k);
 } inst_row;
-extern const inst_row scalar_rows[], float_rows[], move_rows[], convert_rows[], warp_rows[], control_rows[], memory_rows[], order_rows[], mbarrier_rows[],
-    async_rows[], tma_rows[], wgmma_rows[], tcgen05_rows[]; // each ends with {NULL, NULL}
+extern const inst_row scalar_rows[], float_rows[], move_rows[], convert_rows[], warp_rows[], control_rows[],
+    memory_rows[], order_rows[], mbarrier_rows[], async_rows[], tma_rows[], wgmma_rows[],
+    tcgen05_rows[]; // each ends with {NULL, NULL}
 
 // Helpers for decoders. mod_index: position of a modifier or -1. mods_only: NULL when every modifier is in the list
 // (NULL-terminated), else the first that is not. target_has: kernel's target is at least this, by family and suffix:
@@ -300,8 +302,8 @@ struct cluster {
     uint64_t rng; // the schedule's own random numbers: next_random(cluster)
     struct async_queue *queue;
     struct cluster_barrier *barrier;
-    int clocks;    // components of clock vectors handed out so far
-    uint64_t step; // progress counter: any visible change increments it
+    int clocks;         // components of clock vectors handed out so far
+    uint64_t step;      // progress counter: any visible change increments it
     bool cancel_failed; // a try_cancel was seen to fail: another is undefined
     struct cluster_order *order;
     struct report_buffer *report;
@@ -321,7 +323,7 @@ struct grid {
     int index;             // in the stream
     bool dependent;        // launched programmatically: earlier grids are known complete only after griddepcontrol.wait
     uint32_t first_serial, run_serial; // order.c: of the first cluster of this grid, and of the stream's first grid
-    struct launch *launch; // launch.c
+    struct launch *launch;             // launch.c
 };
 
 uint64_t next_random(cluster *c);
