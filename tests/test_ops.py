@@ -187,6 +187,15 @@ def test_a_mask_that_requires_grad_is_refused_by_name():
         fwd(q, k, v, torch.zeros(5, 7, requires_grad=True))
 
 
+def test_a_gradient_that_is_not_there_is_refused_in_the_forward(monkeypatch):
+    monkeypatch.setattr(ops, "unsupported", lambda *_, backward=False, **__: "not here" if backward else None)
+    q, k, v = hashed_qkv(5, 7, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="no gradient: not here"):
+        fwd(q, k, v)
+    with torch.no_grad():
+        fwd(q, k, v)
+
+
 def test_second_derivative_raises():
     q, k, v = hashed_qkv(5, 7, requires_grad=True)
     (dq,) = torch.autograd.grad(fwd(q, k, v)[0].sum(), q, create_graph=True)
