@@ -39,6 +39,8 @@ class Handle:
             undo(self)
 
     def __enter__(self):
+        if self._undo is None:
+            raise RuntimeError("this handle was removed: nothing would be on in the block")
         return self
 
     def __exit__(self, *_):

@@ -391,6 +391,14 @@ def test_the_latest_handle_decides_on_the_fused_path():
     assert enabled()
 
 
+def test_a_removed_handle_opens_no_block():
+    handle = enable_sdpa()
+    with handle:
+        pass
+    with pytest.raises(RuntimeError, match="removed"), handle:
+        pass
+
+
 def test_the_first_override_disturbs_no_other_thread():
     q = hashed(1, 2, 16, 16)
     stop, errors = threading.Event(), []
