@@ -233,6 +233,20 @@ def test_bits_do_not_depend_on_threads_batch_or_neighbours(dtype, causal):
 
 
 @pytest.mark.parametrize("dtype", ALL)
+def test_bits_do_not_depend_on_threads_where_one_head_is_spread_over_them(dtype):
+    q, k, v, dout = hashed((1, 2, 130, 16), (1, 1, 1300, 16), (1, 1, 1300, 16), (1, 2, 130, 16), dtype=dtype)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = both(q, k, v, dout)
+        for n in (2, 3, 4):
+            torch.set_num_threads(n)
+            assert all(map(torch.equal, both(q, k, v, dout), expected))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", ALL)
 def test_a_row_has_the_same_bits_in_a_shorter_query(dtype):
     q, k, v = hashed((1, 2, 300, 32), (1, 2, 300, 32), (1, 2, 300, 32), dtype=dtype)
     whole, lse = fwd(q, k, v)
