@@ -89,8 +89,8 @@ def mutants(text):
 
 
 def cases():
-    """Tiles of which one is half empty, more of them than CTAs, a ring that wraps, a batch that ends inside a block; and
-    tiles of one block alone."""
+    """Tiles of which one is half empty, more of them than CTAs, a ring that wraps, a batch that ends inside a block;
+    and tiles of one block alone."""
     q, k, v = hashed((1, 2, 300, 64), (1, 1, 700, 64), (1, 1, 700, 64), dtype=torch.bfloat16)
     yield (q, 4 * k, v), {"hi": 420, "lo": -90, "len_kv_of": torch.tensor([601], dtype=torch.int32)}
     q, k, v = hashed((2, 1, 600, 64), (2, 1, 100, 64), (2, 1, 100, 64), dtype=torch.bfloat16, seed=1)
