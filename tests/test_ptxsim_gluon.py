@@ -1,8 +1,9 @@
 # ruff: noqa: RUF005  (no starred lists in the kernels: Gluon does not compile them)
 """Kernels in Gluon, Triton's low-level dialect, for what tl.dot does not reach: CTA pairs, A from tensor memory,
-sub-views, other load shapes, tcgen05.cp, multicast, warp specialisation, cluster launch control.
+sub-views, other load shapes, tcgen05.cp, multicast, reductions, warp specialisation, cluster launch control.
 
-Compiled by Triton for sm_100; they follow the rules of practice, and each test says which of the manual's they bend.
+Compiled by Triton for the sm_100 family and sm_90; they follow the rules of practice, and each test says which of
+the manual's they bend.
 """
 
 import numpy as np
@@ -130,6 +131,33 @@ def test_tma_multicast(capability, schedule):
     assert practices(report) == ""
 
 
+@gluon.jit
+def reduce_into(source, total, largest):
+    tile = gl.allocate_shared_memory(source.dtype, source.block_shape, source.layout)
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    mbarrier.expect(bar, source.nbytes_per_cta)
+    tma.async_load(source, [gl.program_id(0) * source.block_shape[0], 0], bar, tile)
+    mbarrier.wait(bar, 0, deps=[tile])
+    mbarrier.invalidate(bar)
+    tma.async_atomic_add(total, [0, 0], tile)
+    tma.async_atomic_max(largest, [0, 0], tile)
+    tma.store_wait(0)
+
+
+@SCHEDULES
+@pytest.mark.parametrize("capability", [90, 100])
+def test_tma_reductions(capability, schedule):
+    layout = gl.NVMMASharedLayout(64, 32, 2)
+    a = integers(4 * 32, 16, dtype=torch.int32, high=1000)
+    total, largest = torch.full((32, 16), 7, dtype=torch.int32), torch.full((32, 16), 400, dtype=torch.int32)
+    tensors = {"source": a, "total": total, "largest": largest}
+    values = {name: Descriptor(tensor, [32, 16], layout) for name, tensor in tensors.items()}
+    run(reduce_into, 4, values, {}, capability, schedule=schedule, seed=9)
+    assert torch.equal(total, a.view(4, 32, 16).sum(0).int() + 7)
+    assert torch.equal(largest, a.view(4, 32, 16).amax(0).clamp(min=400))
+
+
 # -------------------------------------------------------------------------------------------------- tensor memory
 
 
@@ -231,6 +259,145 @@ def test_copy_into_the_accumulator(swizzle, schedule):
     report = run(copied_accumulator, 1, values, {}, 100, schedule=schedule, seed=1)
     assert np.array_equal(c.numpy(), in_float(a) @ in_float(b) + d.numpy())
     assert practices(report) == "P1 P2 P4 P5"
+
+
+@gluon.jit
+def accumulated_in_parts(a_map, b_map, c, STEPS: gl.constexpr):
+    """Two accumulators, each written in two halves by products with half of B, which is stored transposed."""
+    M: gl.constexpr = a_map.block_shape[0]
+    K: gl.constexpr = a_map.block_shape[1]
+    H: gl.constexpr = b_map.block_shape[0]
+    a = gl.allocate_shared_memory(a_map.dtype, [STEPS] + a_map.block_shape, a_map.layout)
+    b = gl.allocate_shared_memory(b_map.dtype, [2 * STEPS] + b_map.block_shape, b_map.layout)
+    acc = allocate_tensor_memory(gl.float32, [2, M, 2 * H], TensorMemoryLayout((M, 2 * H), 1))
+    bar = mbarrier.allocate_mbarrier(batch=2)
+    for i in gl.static_range(2):
+        mbarrier.init(bar.index(i), count=1)
+    mbarrier.expect(bar.index(0), STEPS * (a_map.nbytes_per_cta + 2 * b_map.nbytes_per_cta))
+    for i in gl.static_range(STEPS):
+        tma.async_load(a_map, [0, i * K], bar.index(0), a.index(i))
+        for half in gl.static_range(2):
+            tma.async_load(b_map, [half * H, i * K], bar.index(0), b.index(2 * i + half))
+    mbarrier.wait(bar.index(0), 0, deps=[a, b])
+    for i in gl.static_range(STEPS):
+        for half in gl.static_range(2):
+            part = acc.index(i % 2).slice(half * H, H)
+            tcgen05_mma(a.index(i), b.index(2 * i + half).permute((1, 0)), part, use_acc=i > 1)
+    tcgen05_commit(bar.index(1))
+    mbarrier.wait(bar.index(1), 0, deps=[a, b])
+    for i in gl.static_range(2):
+        store_rows(c + i * M * 2 * H, acc.index(i).load(), 2 * H)
+
+
+@SCHEDULES
+@pytest.mark.parametrize("m, dtype", [(128, F16), (64, BF16), (128, F32)])
+def test_products_into_sub_views(m, dtype, schedule):
+    type_of = {F16: gl.float16, BF16: gl.bfloat16, F32: gl.float32}[dtype]
+    a, b, c = integers(m, 96, dtype=dtype), integers(64, 96, dtype=dtype, seed=1), unwritten(2, m, 64)
+    values = {
+        "a_map": Descriptor(a, [m, 32], shared_layout([m, 32], type_of)),
+        "b_map": Descriptor(b, [32, 32], shared_layout([32, 32], type_of)),
+        "c": c,
+    }
+    report = run(accumulated_in_parts, 1, values, {"STEPS": 3}, 100, schedule=schedule, seed=7)
+    a, b = in_float(a), in_float(b).T
+    assert np.array_equal(c[0].numpy(), a[:, :32] @ b[:32] + a[:, 64:] @ b[64:])
+    assert np.array_equal(c[1].numpy(), a[:, 32:64] @ b[32:64])
+    assert practices(report) == "P1 P2 P4 P5"
+
+
+@gluon.jit
+def attention(q_map, k_map, v_map, o, lse, scale, BLOCKS: gl.constexpr, D: gl.constexpr):
+    """S = Q K^T to tensor memory, its softmax back into the same columns as P, O += P V from there."""
+    M: gl.constexpr = q_map.block_shape[0]
+    N: gl.constexpr = k_map.block_shape[0]
+    q = gl.allocate_shared_memory(q_map.dtype, q_map.block_shape, q_map.layout)
+    k = gl.allocate_shared_memory(k_map.dtype, k_map.block_shape, k_map.layout)
+    v = gl.allocate_shared_memory(v_map.dtype, v_map.block_shape, v_map.layout)
+    scores = allocate_tensor_memory(gl.float32, [M, N], TensorMemoryLayout((M, N), 1))
+    acc = allocate_tensor_memory(gl.float32, [M, D], TensorMemoryLayout((M, D), 1))
+    p_layout: gl.constexpr = TensorMemoryLayout((M, N), 1)
+    p_memory = scores.slice(0, N // 2).reinterpret(q_map.dtype, [M, N], p_layout)
+    loaded = mbarrier.allocate_mbarrier()
+    done = mbarrier.allocate_mbarrier()
+    mbarrier.init(loaded, count=1)
+    mbarrier.init(done, count=1)
+    s_layout: gl.constexpr = scores.get_reg_layout()
+    o_layout: gl.constexpr = acc.get_reg_layout()
+    m_i = gl.full((M,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
+    l_i = gl.full((M,), 0.0, gl.float32, gl.SliceLayout(1, s_layout))
+    mbarrier.expect(loaded, q_map.nbytes_per_cta + k_map.nbytes_per_cta + v_map.nbytes_per_cta)
+    tma.async_load(q_map, [0, 0], loaded, q)
+    for i in gl.static_range(BLOCKS):
+        if i > 0:
+            mbarrier.expect(loaded, k_map.nbytes_per_cta + v_map.nbytes_per_cta)
+        tma.async_load(k_map, [i * N, 0], loaded, k)
+        tma.async_load(v_map, [i * N, 0], loaded, v)
+        mbarrier.wait(loaded, i % 2, deps=[q, k, v])
+        tcgen05_mma(q, k.permute((1, 0)), scores, use_acc=False, mbarriers=[done])
+        mbarrier.wait(done, 0, deps=[q, k])
+        s = scores.load(s_layout) * scale
+        m_new = gl.maximum(m_i, gl.max(s, 1))
+        p = gl.exp2(s - gl.expand_dims(m_new, 1))
+        alpha = gl.exp2(m_i - m_new)
+        l_i = l_i * alpha + gl.sum(p, 1)
+        m_i = m_new
+        p_memory.store(gl.convert_layout(p.to(q_map.dtype), p_memory.get_reg_layout()))
+        if i > 0:
+            x = acc.load(o_layout)
+            acc.store(x * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, o_layout)), 1))
+        tcgen05_mma(p_memory, v, acc, use_acc=i > 0, mbarriers=[done])
+        mbarrier.wait(done, 1, deps=[v])
+    x = acc.load(o_layout)
+    store_rows(o, x / gl.expand_dims(gl.convert_layout(l_i, gl.SliceLayout(1, o_layout)), 1), D)
+    rows = gl.arange(0, M, layout=gl.SliceLayout(1, s_layout))
+    gl.store(lse + rows, (m_i + gl.log2(l_i)) * 0.6931471805599453)
+
+
+@SCHEDULES
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_attention(dtype, schedule):
+    rng = np.random.default_rng(2)
+    q, k, v = (torch.from_numpy(rng.standard_normal((128, 64)).astype(np.float32)).to(dtype) for _ in range(3))
+    o, lse = unwritten(128, 64), unwritten(128)
+    type_of = {F16: gl.float16, BF16: gl.bfloat16}[dtype]
+    values = {
+        "q_map": Descriptor(q, [128, 64], shared_layout([128, 64], type_of)),
+        "k_map": Descriptor(k, [64, 64], shared_layout([64, 64], type_of)),
+        "v_map": Descriptor(v, [64, 64], shared_layout([64, 64], type_of)),
+        "o": o,
+        "lse": lse,
+        "scale": 1 / 8 / np.log(2),
+    }
+    report = run(attention, 1, values, {"BLOCKS": 2, "D": 64}, 100, schedule=schedule, seed=8)
+    s = q.double() @ k.double().T / 8
+    assert (o - torch.softmax(s, 1) @ v.double()).abs().max() < {BF16: 0.01, F16: 0.002}[dtype]
+    assert (lse - torch.logsumexp(s, 1)).abs().max() < 1e-5
+    assert practices(report) == "P1 P2 P4 P5"
+
+
+@gluon.jit
+def extremes(a, c, low, high, M: gl.constexpr, N: gl.constexpr):
+    """tcgen05.ld.red: the tile and its rows' extremes in one load."""
+    x = allocate_tensor_memory(gl.float32, [M, N], TensorMemoryLayout((M, N), 1))
+    layout: gl.constexpr = x.get_reg_layout()
+    m = gl.arange(0, M, layout=gl.SliceLayout(1, layout))
+    n = gl.arange(0, N, layout=gl.SliceLayout(0, layout))
+    x.store(gl.load(a + m[:, None] * N + n[None, :]))
+    tile, largest = x.load_max(abs=True)
+    store_rows(c, tile, N)
+    gl.store(high + gl.arange(0, M, layout=largest.type.layout), largest)
+    _, least = x.load_min()
+    gl.store(low + gl.arange(0, M, layout=least.type.layout), least)
+
+
+def test_extremes_while_loading():
+    a, c, low, high = integers(128, 64, dtype=F32, high=10**6), unwritten(128, 64), unwritten(128), unwritten(128)
+    report = run(extremes, 1, {"a": a, "c": c, "low": low, "high": high}, {"M": 128, "N": 64}, 103)
+    assert torch.equal(c, a)
+    assert torch.equal(low, a.min(1).values)
+    assert torch.equal(high, a.abs().max(1).values)
+    assert practices(report) == "P2"
 
 
 # ------------------------------------------------------------------------------------------- warp specialisation

@@ -208,6 +208,207 @@ def test_attention(capability):
 
 
 @triton.jit
+def batched_gelu(x, w, bias, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    batch = tl.program_id(0)
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    a = tl.load(x + batch * M * K + m[:, None] * K + k[None, :])
+    b = tl.load(w + batch * K * N + k[:, None] * N + n[None, :])
+    z = tl.dot(a, b) + tl.load(bias + batch * N + n)[None, :]
+    z = 0.5 * z * (1 + tl.erf(z * 0.7071067811865476))
+    tl.store(out + batch * M * N + m[:, None] * N + n[None, :], z.to(out.dtype.element_ty))
+
+
+@CAPABILITIES
+def test_batched_product_with_bias_and_gelu(capability):
+    x, w, bias = integers(3, 64, 32, dtype=BF16), integers(3, 32, 64, dtype=BF16, seed=1), integers(3, 64, dtype=F32)
+    x = x / 8
+    out = unwritten(3, 64, 64, dtype=F16)
+    values = {"x": x, "w": w, "bias": bias, "out": out}
+    report = run(batched_gelu, 3, values, {"M": 64, "N": 64, "K": 32}, capability, check=False)
+    if capability == 90:
+        # The accumulator's zeros are moved into its registers between the wgmma.fence and the wgmma, which ends it.
+        assert report.kinds == {"wgmma"}, report
+        assert all("after the last wgmma.fence" in f.sentence for f in report.findings), report
+        return
+    z = x.double() @ w.double() + bias[:, None].double()
+    expected = 0.5 * z * (1 + torch.erf(z / math.sqrt(2)))
+    assert torch.allclose(out.double(), expected, rtol=2**-10, atol=2**-14)
+    assert not report.findings, report
+    assert practices(report) == "P1 P2 P4"
+
+
+@triton.jit
+def persistent(a, b, c, SM, SN, K, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BK)
+    tiles_m, tiles_n = SM // M, SN // N
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
+        group = tile // (GROUP * tiles_n)
+        height = min(tiles_m - group * GROUP, GROUP)
+        row = (group * GROUP + tile % (GROUP * tiles_n) % height) * M + m
+        column = tile % (GROUP * tiles_n) // height * N + n
+        z = tl.zeros((M, N), dtype=tl.float32)
+        for start in tl.range(0, K, BK, num_stages=2):
+            x = tl.load(a + row[:, None] * K + (start + k)[None, :])
+            y = tl.load(b + (start + k)[:, None] * SN + column[None, :])
+            z = tl.dot(x, y, z)
+        tl.store(c + row[:, None] * SN + column[None, :], z)
+
+
+@CAPABILITIES
+@pytest.mark.parametrize("schedule", ["early", "late"])
+def test_persistent_product_in_groups_of_rows(capability, schedule):
+    a, b, c = integers(192, 64, dtype=F16), integers(64, 128, dtype=F16, seed=1), unwritten(192, 128)
+    values = {"a": a, "b": b, "c": c, "SM": 192, "SN": 128, "K": 64}
+    report = run(persistent, 2, values, {"M": 64, "N": 64, "BK": 32, "GROUP": 2}, capability, schedule=schedule)
+    assert np.array_equal(c.numpy(), a.float().numpy() @ b.float().numpy())
+    assert practices(report) == {100: "P1", 90: ""}[capability]
+
+
+@triton.jit
+def scaled(a, b, a_scale, b_scale, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BK)
+    z = tl.zeros((M, N), dtype=tl.float32)
+    for block in range(K // BK):
+        x = tl.load(a + m[:, None] * K + (block * BK + k)[None, :])
+        y = tl.load(b + n[None, :] * K + (block * BK + k)[:, None])
+        scale = tl.load(a_scale + m * (K // BK) + block)[:, None] * tl.load(b_scale + block)
+        z += tl.dot(x, y) * scale
+    tl.store(c + m[:, None] * N + n[None, :], z.to(c.dtype.element_ty))
+
+
+@CAPABILITIES
+def test_mixed_fp8_with_block_scales(capability):
+    a, b = integers(64, 128, dtype=E4M3), integers(64, 128, dtype=E5M2, seed=1)
+    a_scale, b_scale = 2.0 ** integers(64, 4, dtype=F32, seed=2), 2.0 ** integers(4, dtype=F32, seed=3)
+    c = unwritten(64, 64)
+    values = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "c": c}
+    report = run(scaled, 1, values, {"M": 64, "N": 64, "K": 128, "BK": 32}, capability)
+    scale = (a_scale * b_scale).repeat_interleave(32, 1)
+    assert torch.equal(c, (a.float() * scale) @ b.float().T)
+    assert practices(report) == {100: "P1 P2", 90: ""}[capability]
+
+
+@triton.jit
+def experts(x, w, rows, chosen, out, COUNT, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """Rows gathered for an expert, multiplied by its weights, scattered back."""
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    place = tl.program_id(0) * M + m
+    row = tl.load(rows + place, mask=place < COUNT, other=-1)
+    expert = tl.load(chosen + tl.program_id(0))
+    a = tl.load(x + row[:, None] * K + k[None, :], mask=row[:, None] >= 0, other=0)
+    b = tl.load(w + expert * K * N + n[None, :] * K + k[:, None])
+    tl.store(out + row[:, None] * N + n[None, :], tl.dot(a, b), mask=row[:, None] >= 0)
+
+
+@CAPABILITIES
+def test_gathered_rows(capability):
+    rng = np.random.default_rng(7)
+    x, w, out = integers(110, 32, dtype=BF16), integers(3, 64, 32, dtype=BF16, seed=1), unwritten(110, 64)
+    rows = torch.from_numpy(rng.permutation(110).astype(np.int32))
+    values = {"x": x, "w": w, "rows": rows, "chosen": torch.tensor([2, 0], dtype=torch.int32), "out": out, "COUNT": 110}
+    report = run(experts, 2, values, {"M": 64, "N": 64, "K": 32}, capability)
+    assert torch.equal(out[rows[:64]], x[rows[:64]].float() @ w[2].float().T)
+    assert torch.equal(out[rows[64:]], x[rows[64:]].float() @ w[0].float().T)
+    assert practices(report) == {100: "P1 P4", 90: ""}[capability]
+
+
+@triton.jit
+def dequantised(x, w, zero, out, K, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr):
+    """out = (w - zero) x: the 8-bit weights become bfloat16 in registers; K ends within a block."""
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BK)
+    z = tl.zeros((M, N), dtype=tl.float32)
+    for start in range(0, K, BK):
+        inside = start + k < K
+        a = tl.load(w + m[:, None] * K + (start + k)[None, :], mask=inside[None, :], other=0)
+        a = (a.to(tl.int16) - tl.load(zero + m)[:, None].to(tl.int16)).to(x.dtype.element_ty)
+        b = tl.load(x + (start + k)[:, None] * N + n[None, :], mask=inside[:, None], other=0)
+        z = tl.dot(a, b, z)
+    tl.store(out + m[:, None] * N + n[None, :], z)
+
+
+@CAPABILITIES
+def test_eight_bit_weights_with_a_tail_of_k(capability):
+    rng = np.random.default_rng(5)
+    w, zero = (torch.from_numpy(rng.integers(0, 16, shape).astype(np.uint8)) for shape in ((64, 83), (64,)))
+    x, out = integers(83, 64, dtype=BF16), unwritten(64, 64)
+    values = {"x": x, "w": w, "zero": zero, "out": out, "K": 83}
+    report = run(dequantised, 1, values, {"M": 64, "N": 64, "BK": 32}, capability)
+    assert torch.equal(out, (w.float() - zero.float()[:, None]) @ x.float())
+    assert practices(report) == {100: "P1", 90: ""}[capability]
+
+
+@triton.jit
+def gram(x, c, M: tl.constexpr, K: tl.constexpr):
+    m, k = tl.arange(0, M), tl.arange(0, K)
+    a = tl.load(x + k[:, None] * M + m[None, :])
+    z = tl.dot(tl.trans(a), a, input_precision="tf32")
+    tl.store(c + m[:, None] * M + m[None, :], z)
+
+
+@CAPABILITIES
+def test_tf32_of_a_tile_and_its_transpose(capability):
+    # tf32 reads 11 bits of the significand: what is below them does not matter.
+    x, c = integers(32, 64, dtype=F32, high=31), unwritten(64, 64)
+    report = run(gram, 1, {"x": x * (1 + 2.0**-15), "c": c}, {"M": 64, "K": 32}, capability)
+    assert torch.equal(c, x.T @ x)
+    assert practices(report) == {100: "P1 P4", 90: ""}[capability]
+
+
+@triton.jit
+def decode(
+    q, k, v, pages, lengths, o, lse, scale, PAGES: tl.constexpr, G: tl.constexpr, D: tl.constexpr, P: tl.constexpr
+):
+    """One query of G heads that share a head of k and v, in pages of P keys; the same heads again fill M up to 64."""
+    batch = tl.program_id(0)
+    m, d, j = tl.arange(0, 64), tl.arange(0, D), tl.arange(0, P)
+    x = tl.load(q + (batch * G + m % G)[:, None] * D + d[None, :])
+    length = tl.load(lengths + batch)
+    m_i, l_i = tl.full((64,), float("-inf"), tl.float32), tl.zeros((64,), tl.float32)
+    acc = tl.zeros((64, D), tl.float32)
+    for start in range(0, length, P):
+        page = tl.load(pages + batch * PAGES + start // P)
+        keys = (page * P + j)[:, None] * D + d[None, :]
+        s = tl.dot(x, tl.trans(tl.load(k + keys))) * scale
+        s = tl.where((start + j)[None, :] < length, s, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        alpha = tl.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype.element_ty), tl.load(v + keys))
+        m_i = m_new
+    tl.store(o + (batch * G + m)[:, None] * D + d[None, :], acc / l_i[:, None], mask=m[:, None] < G)
+    tl.store(lse + batch * G + m, (m_i + tl.log2(l_i)) * 0.6931471805599453, mask=m < G)
+
+
+@CAPABILITIES
+def test_paged_decode_of_grouped_heads(capability):
+    rng = np.random.default_rng(1)
+    q = torch.from_numpy(rng.standard_normal((2, 4, 64)).astype(np.float32)).to(F16)
+    k, v = (torch.from_numpy(rng.standard_normal((6, 32, 64)).astype(np.float32)).to(F16) for _ in range(2))
+    pages, lengths = torch.tensor([[4, 1, 3], [0, 5, 2]], dtype=torch.int32), torch.tensor([70, 33], dtype=torch.int32)
+    o, lse = unwritten(2, 4, 64), unwritten(2, 4)
+    values = {"q": q, "k": k, "v": v, "pages": pages, "lengths": lengths, "o": o, "lse": lse}
+    report = run(
+        decode,
+        2,
+        {**values, "scale": 1 / 8 / math.log(2)},
+        {"PAGES": 3, "G": 4, "D": 64, "P": 32},
+        capability,
+        check=False,
+    )
+    for batch, length in enumerate(lengths.tolist()):
+        keys, also = (x[pages[batch].long()].reshape(96, 64)[:length].double() for x in (k, v))
+        s = q[batch].double() @ keys.T / 8
+        assert (o[batch] - torch.softmax(s, 1) @ also).abs().max() < 0.002
+        assert (lse[batch] - torch.logsumexp(s, 1)).abs().max() < 1e-5
+    if capability == 90:
+        check_known_findings(report, "proxy", "wgmma", "st.shared")
+    else:
+        assert not report.findings, report
+        assert practices(report) == "P1 P2"
+
+
+@triton.jit
 def descriptors(a, b, c, K, M: tl.constexpr, N: tl.constexpr, BK: tl.constexpr, SPECIAL: tl.constexpr):
     m = tl.program_id(0) * M
     z = tl.zeros((M, N), dtype=tl.float32)

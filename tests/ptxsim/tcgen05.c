@@ -1411,7 +1411,9 @@ static const char *decode_ld_red(inst *in, const kernel *k)
     if (in->p[P_SHAPE] != SHAPE_32X32B && in->p[P_SHAPE] != SHAPE_16X32BX2)
         return "the shape must be 32x32b or 16x32bx2";
     if (in->p[P_COUNT] < 2) return ".x1 has nothing to reduce";
-    if (in->ops[1].kind != OP_REG) return "the register for the reduced value is missing";
+    operand *reduced = &in->ops[1]; // ptxas takes it in braces too
+    if (reduced->kind == OP_VECTOR && reduced->count == 1) *reduced = reduced->items[0];
+    if (reduced->kind != OP_REG) return "the register for the reduced value is missing";
     type t = type_from(in->mod[in->mods - 1]);
     if (t != T_F32 && t != T_U32 && t != T_S32) return "the type must be .f32, .u32 or .s32";
     bool min = mod_index(in, "min") >= 0, max = mod_index(in, "max") >= 0;

@@ -454,6 +454,7 @@ def tcgen05(g):
         ]),
         ("tcgen05.ld.red", ULTRA, [
             "tcgen05.ld.red.sync.aligned.32x32b.x2.<min|max>.<u32|s32|f32> {v0, v1}, v9, [x]",
+            "tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {v0, v1}, {v9}, [x]",
         ]),
     ]  # fmt: skip
 
