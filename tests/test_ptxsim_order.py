@@ -71,6 +71,13 @@ SEMAPHORE = thread(
     """,
 )
 
+MY_WORD = "shl.b32 y, tid, 2; add.u32 z, smem, y;"
+BULK_ADD = (
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [g1], [smem+1024], 16;"
+    + COMMIT
+    + "cp.async.bulk.wait_group 0;"
+)
+
 # Every thread copies 16 bytes of data by cp.async to z + 1024.
 COPY = "shl.b32 y, tid, 4; add.u32 z, smem, y; cvt.u64.u32 a, y; add.u64 a, a, g0;"
 COPY_16 = COPY + "cp.async.cg.shared.global [z+1024], [a], 16;"
@@ -159,6 +166,24 @@ CASES = {
         None,
         {},
     ),
+    "a release fence and an acquire fence": (
+        message("fence.release.cta; st.relaxed.cta.shared.b32", "ld.relaxed.cta.shared.b32", "fence.acquire.cta;"),
+        "",
+        [7],
+        {},
+    ),
+    "a release fence where one must acquire": (
+        message("fence.release.cta; st.relaxed.cta.shared.b32", "ld.relaxed.cta.shared.b32", "fence.release.cta;"),
+        "race",
+        None,
+        {},
+    ),
+    "an acquire fence where one must release": (
+        message("fence.acquire.cta; st.relaxed.cta.shared.b32", "ld.relaxed.cta.shared.b32", "fence.acquire.cta;"),
+        "race",
+        None,
+        {},
+    ),
     "volatile and membar": (
         message("membar.cta; st.volatile.shared.b32", "ld.volatile.shared.b32", "membar.cta;"),
         "",
@@ -203,6 +228,39 @@ CASES = {
         + "atom.shared.add.u32 x, [smem+1024], 1;"
         + thread(0, "ld.shared.b32 x, [smem+1024];"),
         "race",
+        None,
+        {},
+    ),
+    "a store of the sum while others still add nothing": (
+        thread(0, "st.shared.b32 [smem+1024], 4;")
+        + SYNC
+        + when("tid >= 32", "atom.shared.add.u32 x, [smem+1024], 0;")
+        + thread(0, "st.shared.b32 [smem+1024], 4;"),
+        "race",
+        None,
+        {},
+    ),
+    "atomics and a bulk reduction": (
+        MY_WORD
+        + "st.shared.b32 [z+1024], 1; fence.proxy.async.shared::cta;"
+        + SYNC
+        + thread(0, BULK_ADD)
+        + thread(32, "red.global.add.u32 [g1], 1;"),
+        "race",
+        None,
+        {},
+    ),
+    "bulk reductions of two CTAs": (
+        MY_WORD + "st.shared.b32 [z+1024], 1; fence.proxy.async.shared::cta;" + SYNC + thread(0, BULK_ADD),
+        "",
+        [2, 2, 2, 2],
+        {"grid": 2},
+    ),
+    "a volatile store that its thread reads back, then a bulk store": (
+        MY_WORD
+        + "st.volatile.shared.b32 [z+1024], 1; ld.volatile.shared.b32 x, [z+1024]; bar.warp.sync -1;"
+        + thread(0, bulk_store("g1", "smem+1024", 16) + COMMIT + "cp.async.bulk.wait_group 0;"),
+        "proxy",
         None,
         {},
     ),
@@ -383,6 +441,23 @@ def test_what_orders_what(name):
         assert " ".join(sorted(report.kinds)) == kinds, f"{schedule} {seed}: {report}"
         if expected is not None:
             assert (out[: len(expected)] == expected).all(), (schedule, seed, out[: len(expected)])
+
+
+def test_a_bulk_reduction_reads_what_it_adds_to():
+    body = MY_WORD + "st.shared.b32 [z+1024], 1; fence.proxy.async.shared::cta;" + SYNC + thread(0, BULK_ADD)
+    data, out = numpy.zeros(4, numpy.uint32), ptxsim.empty(4, numpy.uint32)
+    module = ptxsim.Module(kernel(body, [POINTER, POINTER], threads=THREADS))
+    report = module.launch("k", grid=1, block=THREADS, smem=SMEM, args=[data, out], check=False)
+    assert report.kinds == {"poison"}
+
+
+def test_a_counter_of_very_many_ctas():
+    """More than a cell remembers."""
+    ctas = 33000
+    data, out = numpy.zeros(4, numpy.uint32), numpy.zeros(4, numpy.uint32)
+    module = ptxsim.Module(kernel("red.global.add.u32 [g1], 1;", [POINTER, POINTER], "sm_90a", threads=1))
+    module.launch("k", grid=ctas, block=1, args=[data, out])
+    assert out[0] == ctas
 
 
 WORDS = {

@@ -3,10 +3,10 @@
 
 #include "order.h"
 
-// p[0]: scope. p[1]: spaces of a proxy fence.
+// p[0]: scope, p[1]: spaces of a proxy fence, p[2]: semantics.
 static outcome exec_fence(warp *w, const inst *in, uint32_t mask)
 {
-    order_fence(w, mask, (scope)in->p[0]);
+    order_fence(w, mask, (scope)in->p[0], in->p[2]);
     return RAN;
 }
 
@@ -17,8 +17,9 @@ static outcome exec_proxy_async(warp *w, const inst *in, uint32_t mask)
 }
 
 // One thread's accesses have one address each here, and tensor maps are read as they are in memory, so that fences for
-// the alias and tensormap proxies order no more than a fence of their scope.
-static outcome exec_proxy_alias(warp *w, const inst *in, uint32_t mask)
+// the alias and tensormap proxies order no more than a fence of their scope. What the async proxy did is visible to the
+// generic one as soon as it is known to be over, so that a fence in that direction alone orders nothing more.
+static outcome exec_proxy_nothing(warp *w, const inst *in, uint32_t mask)
 {
     (void)w, (void)in, (void)mask;
     return RAN;
@@ -32,10 +33,10 @@ static outcome exec_mbarrier_init(warp *w, const inst *in, uint32_t mask)
 }
 
 // fence.release.sync_restrict::shared::cta.cluster: for what was done to mbarriers and shared memory of the own CTA.
-static outcome exec_sync_restrict(warp *w, const inst *in, uint32_t mask)
+static outcome exec_release_restricted(warp *w, const inst *in, uint32_t mask)
 {
     exec_mbarrier_init(w, in, mask);
-    order_fence(w, mask, SCOPE_CLUSTER);
+    order_fence(w, mask, SCOPE_CLUSTER, FENCE_RELEASE);
     return RAN;
 }
 
@@ -59,11 +60,12 @@ static const char *decode_membar(inst *in, const kernel *k)
     if (in->nops) return "operands: none";
     if (in->mods == 1 && (is(in, 0, "cta") || is(in, 0, "gl") || is(in, 0, "sys"))) {
         in->p[0] = is(in, 0, "cta") ? SCOPE_CTA : is(in, 0, "gl") ? SCOPE_GPU : SCOPE_SYS;
+        in->p[2] = FENCE_ACQ_REL;
         in->exec = exec_fence;
         return NULL;
     }
     if (in->mods == 2 && is(in, 0, "proxy") && is(in, 1, "alias")) {
-        in->exec = exec_proxy_alias;
+        in->exec = exec_proxy_nothing;
         return NULL;
     }
     return "one of .cta, .gl, .sys, .proxy.alias";
@@ -72,7 +74,7 @@ static const char *decode_membar(inst *in, const kernel *k)
 static const char *decode_proxy(inst *in)
 {
     if (is(in, 1, "alias") && in->mods == 2) {
-        in->exec = exec_proxy_alias;
+        in->exec = exec_proxy_nothing;
         return in->nops ? "operands: none" : NULL;
     }
     if (is(in, 1, "async") && in->mods <= 3) {
@@ -91,7 +93,7 @@ static const char *decode_proxy(inst *in)
         bool acquire = is(in, 2, "acquire") && is(in, 3, "sync_restrict::shared::cluster");
         bool release = is(in, 2, "release") && is(in, 3, "sync_restrict::shared::cta");
         if (!acquire && !release) return "acquire.sync_restrict::shared::cluster or release.sync_restrict::shared::cta";
-        in->exec = exec_proxy_async;
+        in->exec = acquire ? exec_proxy_nothing : exec_proxy_async;
         in->p[1] = FENCE_SHARED;
         return in->nops ? "operands: none" : NULL;
     }
@@ -100,6 +102,7 @@ static const char *decode_proxy(inst *in)
         if (!acquire && !is(in, 2, "release")) return in->mod[2];
         in->exec = exec_fence;
         in->p[0] = scope_of(in->mod[3]);
+        in->p[2] = acquire ? FENCE_ACQUIRE : FENCE_RELEASE;
         bool operands =
             in->nops == 2 && in->ops[0].kind == OP_BRACKET && in->ops[1].kind == OP_IMM && in->ops[1].imm == 128;
         if (acquire ? !operands : in->nops != 0) return "operands: [map], 128 with .acquire, none with .release";
@@ -120,13 +123,16 @@ static const char *decode_fence(inst *in, const kernel *k)
         in->exec = exec_mbarrier_init;
         return in->mods == 3 && is(in, 1, "release") && is(in, 2, "cluster") ? NULL : "mbarrier_init.release.cluster";
     }
+    bool acquires = is(in, 0, "acquire"), releases = is(in, 0, "release");
+    in->p[2] = acquires ? FENCE_ACQUIRE : releases ? FENCE_RELEASE : FENCE_ACQ_REL;
     if (in->mods == 3 && is(in, 2, "cluster") &&
-        ((is(in, 0, "acquire") && is(in, 1, "sync_restrict::shared::cluster")) ||
-         (is(in, 0, "release") && is(in, 1, "sync_restrict::shared::cta")))) {
-        in->exec = exec_sync_restrict;
+        ((acquires && is(in, 1, "sync_restrict::shared::cluster")) ||
+         (releases && is(in, 1, "sync_restrict::shared::cta")))) {
+        in->p[0] = SCOPE_CLUSTER;
+        in->exec = acquires ? exec_fence : exec_release_restricted;
         return NULL;
     }
-    bool semantics = is(in, 0, "sc") || is(in, 0, "acq_rel") || is(in, 0, "acquire") || is(in, 0, "release");
+    bool semantics = is(in, 0, "sc") || is(in, 0, "acq_rel") || acquires || releases;
     if (in->mods != 1 + semantics) return in->mods ? in->mod[in->mods - 1] : "a scope is required";
     in->p[0] = scope_of(in->mod[semantics]);
     in->exec = exec_fence;

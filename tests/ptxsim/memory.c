@@ -625,7 +625,12 @@ static bool agent_global(agent *a, uint64_t address, size_t size, global_act act
             memcpy(p.data, (const char *)from + done, p.size);
             memset(p.poison, 0, p.size);
         } else {
+            if (any_poison(p.poison, p.size))
+                finding(a->c, agent_place(a), "poison",
+                        "a reduction into bytes of global memory at 0x%llx that nobody wrote",
+                        (unsigned long long)(address + done));
             f(p.data, (const char *)from + done, p.size);
+            memset(p.poison, 0, p.size);
         }
         global_unlock(&p);
         done += p.size;

@@ -1058,17 +1058,18 @@ static void take_observed(knowledge *k, void *with)
 }
 
 // fence.acq_rel, fence.sc, membar: acquires what relaxed reads before it have seen, and lets relaxed writes after it
-// release what is before it.
-void order_fence(warp *w, uint32_t mask, scope sc)
+// release what is before it. fence.acquire and fence.release do half of that.
+void order_fence(warp *w, uint32_t mask, scope sc, int semantics)
 {
     warp_order *wo = order_of(w);
     for (uint32_t lanes = mask; lanes; lanes &= lanes - 1) {
         int i = __builtin_ctz(lanes);
-        if (wo->observed[i]) {
+        if (semantics & FENCE_ACQUIRE && wo->observed[i]) {
             change_lanes(w, 1u << i, take_observed, wo->observed[i]);
             knowledge_release(wo->observed[i]);
             wo->observed[i] = NULL;
         }
+        if (!(semantics & FENCE_RELEASE)) continue;
         knowledge_release(wo->fence[i]);
         wo->fence[i] = folded(w, i);
         wo->fence_scope[i] = sc;

@@ -85,7 +85,15 @@ static inline warp_order *order_of(const warp *w)
 // ------------------------------------------------------------------------------------------------------- shadows
 
 // One access in the history of a cell. A cell is 16 bytes of memory, or one column of 16 lanes of TMEM.
-enum { ENTRY_WRITE = 1, ENTRY_OPERATION = 2, ENTRY_STRONG = 4, ENTRY_ATOMIC = 8, ENTRY_NONCOHERENT = 16 };
+// ASYNC: not by the generic proxy.
+enum {
+    ENTRY_WRITE = 1,
+    ENTRY_OPERATION = 2,
+    ENTRY_STRONG = 4,
+    ENTRY_ATOMIC = 8,
+    ENTRY_NONCOHERENT = 16,
+    ENTRY_ASYNC = 32
+};
 typedef struct {
     const inst *in;
     uint32_t component; // of threads: that of lane 0 of the warp, with the lanes
@@ -221,7 +229,8 @@ init_knowledge order_knows_init(const view *v, const init_event *i, bool asynchr
 // Whether it is known that the CTA has started: its shared memory is nobody's before. The channel's components up to
 // the number of CTAs say so.
 bool order_knows_started(const view *v, const cta *c);
-void order_fence(warp *w, uint32_t mask, scope sc);
+enum { FENCE_ACQUIRE = 1, FENCE_RELEASE = 2, FENCE_ACQ_REL = 3 };
+void order_fence(warp *w, uint32_t mask, scope sc, int semantics);
 void order_proxy_fence_lanes(warp *w, uint32_t mask, int spaces);
 
 // -------------------------------------------------------------------------------------------------- address windows

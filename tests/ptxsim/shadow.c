@@ -131,14 +131,13 @@ static int cta_rank_of(const struct cluster_order *co, const entry *e)
     return (int)(thread / LANES) / co->warps;
 }
 
-// Two strong accesses whose scopes include each other ("morally strong") are no data race.
-static bool morally_strong(const accessor *x, const entry *e)
+// Two strong accesses by the same proxy whose scopes include each other ("morally strong") are no data race.
+static bool morally_strong(const struct cluster_order *co, const entry *a, const entry *b)
 {
-    if (!(x->e.flags & e->flags & ENTRY_STRONG)) return false;
-    const struct cluster_order *co = x->c->order;
-    int narrowest = x->e.scope < e->scope ? x->e.scope : e->scope;
-    if (of_another_cluster(x, e)) return narrowest >= SCOPE_GPU;
-    return narrowest >= SCOPE_CLUSTER || cta_rank_of(co, e) == cta_rank_of(co, &x->e);
+    if (!(a->flags & b->flags & ENTRY_STRONG) || (a->flags ^ b->flags) & ENTRY_ASYNC) return false;
+    int narrowest = a->scope < b->scope ? a->scope : b->scope;
+    if (a->cluster != b->cluster) return narrowest >= SCOPE_GPU;
+    return narrowest >= SCOPE_CLUSTER || cta_rank_of(co, a) == cta_rank_of(co, b);
 }
 
 place component_place(const cluster *c, const entry *e)
@@ -210,8 +209,6 @@ static void unordered(accessor *x, const history *h, unsigned i, size_t cell)
     const char *at = where(x, cell, text);
     bool generic = knows(x, K_GENERIC, e), lax = generic || knows(x, K_LAX, e);
     bool by_async = x->d == D_ASYNC_SHARED || x->d == D_ASYNC_GLOBAL;
-    bool by_thread = !(e->flags & ENTRY_OPERATION) ||
-                     (!of_another_cluster(x, e) && x->c->order->component[e->component].stream == STREAM_CP_ASYNC);
     if (!lax) {
         finding_pair(x->c, x->at, other, "race", WHERE_FORMAT " and %s: nothing orders them", act(&x->e), x->what, at,
                      act(e));
@@ -224,7 +221,7 @@ static void unordered(accessor *x, const history *h, unsigned i, size_t cell)
     if (x->d == D_TENSOR && x->agent)
         practice_allows(x->c, P1, x->at, other, WHERE_FORMAT ", after %s: ordered without tcgen05.fence", act(&x->e),
                         x->what, at, act(e));
-    if (!by_async || !by_thread) return;
+    if (!by_async || e->flags & ENTRY_ASYNC) return;
     // P5 is about memory that has been read: then what was written there before is as far as the read.
     if (e->flags & ENTRY_WRITE && !(x->e.flags & ENTRY_WRITE && read_since(x, h, i)))
         finding_pair(x->c, x->at, other, "proxy",
@@ -237,15 +234,17 @@ static void unordered(accessor *x, const history *h, unsigned i, size_t cell)
                         act(&x->e), x->what, at, act(e));
 }
 
-// Causality order: who has seen a strong write by a strong read, or knows somebody who has, comes after it.
+// Causality order: who has seen a strong write by a strong read, or knows somebody who has, comes after it. The async
+// proxy has not seen it.
 static bool observed(const accessor *x, const history *h, unsigned write)
 {
     const entry *e = &h->e[write];
-    if (!(e->flags & ENTRY_STRONG) || !(e->flags & ENTRY_WRITE)) return false;
+    if (x->d != D_GENERIC || !(e->flags & ENTRY_WRITE)) return false;
     for (unsigned i = write + 1; i < h->count; i++) {
         const entry *r = &h->e[i];
         bool reads = !(r->flags & ENTRY_WRITE) || r->flags & ENTRY_ATOMIC;
-        if (reads && r->flags & ENTRY_STRONG && (e->mask & ~r->mask) == 0 && knows(x, K_GENERIC, r)) return true;
+        if (reads && morally_strong(x->c->order, e, r) && (e->mask & ~r->mask) == 0 && knows(x, K_GENERIC, r))
+            return true;
     }
     return false;
 }
@@ -283,8 +282,9 @@ static void check(accessor *x, const history *h, uint16_t mask, size_t cell)
             }
             continue;
         }
-        if (morally_strong(x, e) || observed(x, h, i)) continue;
-        if (e->flags & ENTRY_WRITE && !(e->flags & ENTRY_OPERATION) && writes_what_is_there(x)) continue;
+        if (morally_strong(x->c->order, &x->e, e) || observed(x, h, i)) continue;
+        bool stored = (e->flags & (ENTRY_WRITE | ENTRY_OPERATION | ENTRY_ATOMIC)) == ENTRY_WRITE;
+        if (stored && writes_what_is_there(x)) continue;
         if (x->d == D_TENSOR && x->agent && x->agent->tensor && tensor_pipeline(x, e)) continue;
         unordered(x, h, i, cell);
     }
@@ -314,9 +314,9 @@ static bool merges(const entry *a, const entry *b)
            a->cluster == b->cluster && !(a->flags & ENTRY_OPERATION);
 }
 
-// A cell that thousands of warps read (a length, a scale) forgets the oldest reads of other clusters: a write that
+// A cell that thousands of warps touch (a length, a counter) forgets the oldest accesses, of other clusters first: what
 // races with all of them still meets the rest.
-enum { MOST_ENTRIES = 2048 };
+enum { MOST_ENTRIES = 512, MOST_OWN_ENTRIES = 16384 };
 
 // Adds the access to a history that is this cell's alone (in place), or to a copy. Returns the cell's history.
 static history *successor(accessor *x, history *h, uint16_t mask)
@@ -328,7 +328,7 @@ static history *successor(accessor *x, history *h, uint16_t mask)
     bool merged = false;
     for (unsigned i = 0; i < old; i++) {
         entry e = h->e[i];
-        if (old - i + count >= MOST_ENTRIES && e.cluster != x->e.cluster && !(e.flags & ENTRY_WRITE)) continue;
+        if (old - i + count >= (e.cluster == x->e.cluster ? MOST_OWN_ENTRIES : MOST_ENTRIES)) continue;
         e.mask = remaining(x, &e, mask);
         if (!e.mask) continue;
         // One instruction of a warp: lanes that touch the same bytes, or the same lanes at more bytes.
@@ -454,6 +454,6 @@ void agent_accessor(accessor *x, agent *a, domain d, bool write)
     x->e.component = a->component;
     x->e.number = a->number;
     x->e.lanes = a->v.self;
-    x->e.flags = (uint8_t)(ENTRY_OPERATION | (write ? ENTRY_WRITE : 0));
+    x->e.flags = (uint8_t)(ENTRY_OPERATION | (write ? ENTRY_WRITE : 0) | (a->p == PROXY_GENERIC ? 0 : ENTRY_ASYNC));
     x->e.tile = a->tensor ? (uint32_t)a->kind << 30 | (a->tile & 0x3fffffff) : 0;
 }
