@@ -30,7 +30,7 @@ def test_the_main_job_as_json():
     assert set(document["installed"]["backends"]) == {"cpu", "sm_90", "sm_100"}
     assert len(document["shapes"]) == len(SHAPES)
     for row in document["shapes"]:
-        assert row["error"] <= 2 * row["sdpa_error"] + 1e-5
+        assert 0 < row["error"] <= 2 * row["sdpa_error"] + 1e-6
         assert min(row["ours_ms"], row["sdpa_ms"], row["ratio"]) > 0
     model = document["model"]
     if model_missing():
@@ -38,7 +38,7 @@ def test_the_main_job_as_json():
     else:
         assert model["kernel_calls"] == 6, "one for each layer of MiniLM"
         assert model["max_difference"] < 1e-5
-        assert min(model["ours_ms"], model["sdpa_ms"]) > 0
+        assert min(model["ours_ms"], model["sdpa_ms"], model["ratio"]) > 0
         pairs = {pair["sentence"]: pair["nearest"] for pair in model["nearest"]}
         sentences = list(pairs)
         for a, b in zip(sentences[::2], sentences[1::2], strict=True):  # neighbours say the same
