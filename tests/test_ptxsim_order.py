@@ -109,6 +109,25 @@ def peer_message(arrive, wait_semantics):
 TO_PEER = "mapa.shared::cluster.u32 y, smem, 1;" + when("rank == 0", thread(0, "st.shared::cluster.b32 [y+1024], 6;"))
 FROM_PEER = when("rank == 1", thread(0, "ld.shared.b32 x, [smem+1024]; st.global.b32 [g1], x;"))
 
+# CTA 0 sends 16 bytes to CTA 1, which stores them to out.
+PAIR = {"grid": 2, "cluster": 2}
+ST_ASYNC = (
+    init(1)
+    + CLUSTER_SYNC
+    + "mapa.shared::cluster.u32 y, smem, 1; add.u32 z, y, 1024; mov.u32 x, 6;"
+    + cta(0, "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [z], {x, x, x, x}, [y];")
+    + cta(
+        1,
+        expect("smem", 16)
+        + WAIT_0
+        + "FENCE"
+        + bulk_store("g1", "smem+1024", 16)
+        + COMMIT
+        + "cp.async.bulk.wait_group 0;",
+    )
+    + CLUSTER_SYNC
+)
+
 # Thread 0 writes a word of global memory by a generic store, and its bulk copy reads it.
 GLOBAL_TO_BULK = (
     init(1)
@@ -399,6 +418,8 @@ CASES = {
         None,
         {"grid": 2, "cluster": 2},
     ),
+    "st.async, then a bulk store": (ST_ASYNC.replace("FENCE", "fence.proxy.async.shared::cta;"), "", [6] * 4, PAIR),
+    "st.async, then a bulk store without a proxy fence": (ST_ASYNC.replace("FENCE", ""), "proxy", None, PAIR),
     "MMAs of two threads, pipelined": (pipelined_mmas(BEFORE, AFTER), "", [0x42000000], {}),
     "MMAs of two threads, no fence after the first": (pipelined_mmas("", AFTER), "race", None, {}),
     "MMAs of two threads, no fence before the second": (pipelined_mmas(BEFORE, ""), "race", None, {}),

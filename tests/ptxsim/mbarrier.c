@@ -19,6 +19,7 @@ struct mbarrier {
     uint32_t offset;
     bool live;
     uint32_t component, clock; // clock: of phase 0; phase p completes as number clock + p + 1
+    uint32_t generic;          // component of what st.async and red.async did, which needs a proxy fence; 0: none yet
     int32_t phase;             // the current one, counted from init
     int32_t expected, pending, tx;
     signal *current;   // of all arrivals so far
@@ -75,11 +76,12 @@ static mbarrier *live_at(const cta *c, uint32_t offset)
     return m && m->live ? m : NULL;
 }
 
-bool mbarrier_clock(cta *owner, uint32_t offset, uint32_t *component, uint32_t *number)
+bool mbarrier_clock(cta *owner, uint32_t offset, bool generic, uint32_t *component, uint32_t *number)
 {
-    const mbarrier *m = live_at(owner, offset);
+    mbarrier *m = live_at(owner, offset);
     if (!m) return false;
-    *component = m->component;
+    if (generic && !m->generic) m->generic = component_new(owner->cluster, STREAM_CP_ASYNC, UINT32_MAX, false, false);
+    *component = generic ? m->generic : m->component;
     *number = m->clock + (uint32_t)m->phase + 1;
     return true;
 }
@@ -92,6 +94,7 @@ static void complete_if_due(mbarrier *m)
     m->phase++;
     m->pending = m->expected;
     signal_raise(m->current, m->owner, m->component, m->clock + (uint32_t)m->phase);
+    if (m->generic) signal_raise(m->current, m->owner, m->generic, m->clock + (uint32_t)m->phase);
     signal_free(m->completed);
     m->completed = signal_copy(m->current);
     m->owner->cluster->step++;

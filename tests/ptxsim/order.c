@@ -480,7 +480,8 @@ static void slot_raise(slot *l, uint32_t component, uint32_t number, bool async,
 
 void signal_raise(signal *s, const cta *by, uint32_t component, uint32_t number)
 {
-    for (int wide = 0; wide < 2; wide++) slot_raise(&s->slot[by->rank][wide], component, number, true, UINT32_MAX);
+    bool async = by->cluster->order->component[component].stream != STREAM_CP_ASYNC;
+    for (int wide = 0; wide < 2; wide++) slot_raise(&s->slot[by->rank][wide], component, number, async, UINT32_MAX);
 }
 
 // ------------------------------------------------------------------------------------------- streams and operations
@@ -611,7 +612,7 @@ bool agent_clock(agent *a)
 {
     if (a->s != STREAM_MBARRIER || !a->barrier_owner) return true;
     uint32_t component, number;
-    if (!mbarrier_clock(a->barrier_owner, a->barrier, &component, &number)) {
+    if (!mbarrier_clock(a->barrier_owner, a->barrier, a->p == PROXY_GENERIC, &component, &number)) {
         finding(a->c, agent_place(a), "mbarrier",
                 "the operation completes on 0x%x of CTA %d, which is no live mbarrier", a->barrier,
                 a->barrier_owner->rank);

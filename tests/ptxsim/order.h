@@ -209,7 +209,8 @@ static inline bool vector_has(const clock_vector *v, uint32_t component, uint32_
 {
     return v && component < v->n && v->v[component] >= number;
 }
-// Raises one component in a signal, for everyone who acquires from it.
+// Raises one component in a signal, for everyone who acquires from it; for the async proxy too, unless it is one of
+// STREAM_CP_ASYNC.
 void signal_raise(signal *s, const cta *by, uint32_t component, uint32_t number);
 // The same signal again: a snapshot that later releases do not change.
 signal *signal_copy(const signal *s);
@@ -301,8 +302,9 @@ static inline bool mbarrier_in(const cta *c, uint32_t offset, size_t size)
         if (m->live[i / 64] >> i % 64 & 1) return true;
     return false;
 }
-// The component and number that an operation gets which completes on the barrier now. false: no live mbarrier there.
-bool mbarrier_clock(cta *owner, uint32_t offset, uint32_t *component, uint32_t *number);
+// The component and number that an operation (of the generic proxy: st.async) gets which completes on the barrier now.
+// false: no live mbarrier there.
+bool mbarrier_clock(cta *owner, uint32_t offset, bool generic, uint32_t *component, uint32_t *number);
 // cp.async.mbarrier.arrive without .noinc: the arrival that it will make is one more that the phase waits for.
 bool mbarrier_increment(cta *owner, uint32_t offset, place at);
 // Exit of the CTA: every signal to its mbarriers from elsewhere must be known to have arrived.
