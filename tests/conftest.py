@@ -13,9 +13,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import flash_attn4
-from flash_attn4 import _C
+from flash_attn4 import _C, interface
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.fixture(autouse=True)
+def nothing_announced_yet():
+    """What goes to PyTorch is said once for each reason in a process: each test may expect to be told."""
+    interface._announced.clear()
 
 
 @pytest.fixture(params=["cpu", "cuda"])
