@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 import flash_attn4
+from flash_attn4.__main__ import progress
 from flash_attn4.measure import Timing, paired, ratio
 
 SHAPES = [  # batch, heads, len, dim
@@ -249,10 +250,10 @@ def main() -> None:
     about["fma_peak_gflops"] = round(peak / 1e9) if peak else None
     results = []
     for i, cell in enumerate(cells):
-        print(f"\r\x1b[K[{i + 1}/{len(cells)}] {cell.name}", end="", file=sys.stderr, flush=True)
+        progress(f"[{i + 1}/{len(cells)}] {cell.name}")
         # The peak is that of 32-bit multiply-adds: a share of it means nothing for bf16 dot products.
         results.append(measure(cell, options.seconds, peak if cell.dtype == "float32" else None))
-    print("\r\x1b[K", end="", file=sys.stderr)
+    progress("")
     host = {} if options.no_host else host_cost(options.seconds)
     document = {"machine": about, "results": [asdict(r) for r in results], "host_us": host}
     if options.csv:

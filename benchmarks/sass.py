@@ -1,6 +1,6 @@
 """What a thread of each role executes for one block of keys: instructions of the loops, counted from the machine code.
 
-    python benchmarks/sass.py build/cuda/fa4_sm100_fwd_bf16_d128.cubin [...]     # a Markdown table, a column a cubin
+    python benchmarks/sass.py build/ptx/fa4_sm100_fwd_bf16_d128.cubin [...]     # a Markdown table, a column a cubin
     python benchmarks/sass.py --json FILE.cubin
 
 Needs nvdisasm: of the CUDA toolkit, or of the PyPI package nvidia-cuda-nvdisasm. A loop is the region from the target

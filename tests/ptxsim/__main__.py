@@ -9,8 +9,12 @@ import ptxsim
 
 def describe(path):
     """Prints one file; True when the simulator can run it."""
-    text = path.read_text(errors="replace")
     print(path)
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        print(f"  {error.strerror}")
+        return False
     lines = ptxsim.unknown(text)
     for line in lines:
         print(f"  {line}")
