@@ -35,6 +35,14 @@ static const inst_row *row_of(const char *opcode, size_t n)
     return NULL;
 }
 
+// No modifier but a type stands twice in an instruction. NULL, or the one that does.
+static const char *repeated(const inst *in)
+{
+    for (int i = 0; i < in->mods; i++)
+        if (type_from(in->mod[i]) == T_NONE && mod_index(in, in->mod[i]) < i) return in->mod[i];
+    return NULL;
+}
+
 const char *decode(inst *in, const kernel *k, bool *unknown)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -47,7 +55,8 @@ const char *decode(inst *in, const kernel *k, bool *unknown)
             in->opcode = row->opcode;
             in->mod += words - 1;
             in->mods -= words - 1;
-            const char *wrong = row->decode(in, k);
+            const char *wrong = repeated(in);
+            if (!wrong) wrong = row->decode(in, k);
             if (!wrong && !in->exec) wrong = "not implemented";
             return wrong;
         }

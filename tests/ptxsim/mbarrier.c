@@ -660,9 +660,10 @@ static const char *common(inst *in, const kernel *k, const char *const *allowed,
         in->p[1] |= M_RELAXED;
         if (!cluster && mod_index(in, "cta") < 0) return ".relaxed needs a scope";
     }
-    if ((cluster || mod_index(in, "cta") >= 0) && mod_index(in, "relaxed") < 0 && mod_index(in, "release") < 0 &&
-        mod_index(in, "acquire") < 0)
-        return "a scope needs .release, .acquire or .relaxed";
+    int semantics = (mod_index(in, "relaxed") >= 0) + (mod_index(in, "release") >= 0) + (mod_index(in, "acquire") >= 0);
+    if (semantics > 1) return "one of .release, .acquire and .relaxed";
+    if (cluster && mod_index(in, "cta") >= 0) return "one scope";
+    if ((cluster || mod_index(in, "cta") >= 0) && !semantics) return "a scope needs .release, .acquire or .relaxed";
     in->p[3] = address;
     if (in->nops <= address || in->ops[address].kind != OP_BRACKET || in->ops[address].count != 1)
         return "operands: the mbarrier's address in brackets";

@@ -1504,6 +1504,7 @@ static const char *decode_mma(inst *in, const kernel *k)
                        : mod_index(in, "collector::a::use") >= 0     ? COLLECT_USE
                        : mod_index(in, "collector::a::lastuse") >= 0 ? COLLECT_LASTUSE
                                                                      : COLLECT_DISCARD;
+    if (in->mods > 2 && strncmp(in->mod[2], "collector::", 11)) return in->mod[2];
     if (in->mods > 3) return in->mod[3];
     if (in->nops < 5 || !is_address(in, 0) || !(is_address(in, 1) || in->ops[1].kind == OP_REG) || !is_value(in, 2) ||
         !is_value(in, 3))

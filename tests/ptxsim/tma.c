@@ -1198,6 +1198,7 @@ static const char *decode_store_async(inst *in, const kernel *k)
     if (wrong) return wrong;
     if (mod_index(in, "shared::cluster") < 0 || mod_index(in, "mbarrier::complete_tx::bytes") < 0)
         return ".shared::cluster.mbarrier::complete_tx::bytes is required";
+    if (mod_index(in, "weak") >= 0 && mod_index(in, "relaxed") >= 0) return ".weak and .relaxed";
     type t = type_from(in->mod[in->mods - 1]);
     if (t == T_NONE) return "the type is missing";
     bool red = !strcmp(in->opcode, "red.async");
