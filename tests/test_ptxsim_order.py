@@ -36,9 +36,9 @@ def cta(n, body):
     return when(f"cta == {n}", thread(0, body))
 
 
-def spin(load):
-    """Until the load gives x = 1."""
-    return f"{{ .reg .pred q; SPIN: {load} setp.ne.u32 q, x, 1; @q bra SPIN; }}"
+def spin(load, value=1):
+    """Until the load gives x = value."""
+    return f"{{ .reg .pred q; SPIN: {load} setp.ne.u32 q, x, {value}; @q bra SPIN; }}"
 
 
 # Thread 0 hands the word 7 at smem + 1024 to thread 32 by the flag at smem + 1028.
@@ -52,9 +52,21 @@ def message(publish, take, after=""):
 
 
 # The same between the two CTAs of a grid, in global memory.
-def global_message(publish, take):
+def global_message(publish, take, after=""):
     return cta(0, f"st.global.b32 [g1], 7; {publish} [g1+64], 1;") + cta(
-        1, f"{spin(f'{take} x, [g1+64];')} ld.global.b32 y, [g1]; st.global.b32 [g1+4], y;"
+        1, f"{spin(f'{take} x, [g1+64];')} {after} ld.global.b32 y, [g1]; st.global.b32 [g1+4], y;"
+    )
+
+
+# The same from CTA 0 to CTA 2, which waits for a flag that CTA 1 has set again.
+def relayed_message(again):
+    return (
+        cta(0, "st.global.b32 [g1], 7; st.release.gpu.global.b32 [g1+64], 1;")
+        + cta(1, spin("ld.relaxed.gpu.global.b32 x, [g1+64];") + again)
+        + cta(
+            2,
+            spin("ld.acquire.gpu.global.b32 x, [g1+64];", 2) + "ld.global.b32 y, [g1]; st.global.b32 [g1+4], y;",
+        )
     )
 
 
@@ -163,6 +175,31 @@ def pipelined_mmas(before, after):
 
 BEFORE, AFTER = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"
 
+
+# Lane 0 of each warp waits for an MMA, all of its lanes load the accumulator.
+def wait_of_one_lane(then):
+    return (
+        init(1)
+        + ptx.fill(ptx.DATA, 8192, ptx.ONES)
+        + ptx.ALLOC
+        + "fence.proxy.async.shared::cta;"
+        + ptx.PUBLISH
+        + ptx.DESCRIPTORS
+        + thread(0, ptx.mma() + ptx.commit())
+        + when("lane == 0", WAIT_0)
+        + then
+        + AFTER
+        + ptx.MY_LANES
+        + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {r0}, [x]; tcgen05.wait::ld.sync.aligned;"
+        + store_word("g1", "tid", "r0")
+        + ptx.DEALLOC
+    )
+
+
+def fenced_arrival_at_a_peer(fence):
+    return peer_message(".relaxed.cluster", ".acquire.cluster").replace("mbarrier.arrive", fence + "mbarrier.arrive")
+
+
 CASES = {
     # name: (body, kinds or "", expected words of out, launch options)
     "release and acquire": (message("st.release.cta.shared.b32", "ld.acquire.cta.shared.b32"), "", [7], {}),
@@ -226,6 +263,38 @@ CASES = {
         "race",
         None,
         {"grid": 2},
+    ),
+    "a fenced message between CTAs": (
+        global_message(
+            "fence.acq_rel.gpu; st.relaxed.gpu.global.b32", "ld.relaxed.gpu.global.b32", "fence.acq_rel.gpu;"
+        ),
+        "",
+        [7, 7],
+        {"grid": 2},
+    ),
+    "a message between CTAs after a fence of cta scope": (
+        global_message("fence.acq_rel.cta; st.relaxed.gpu.global.b32", "ld.acquire.gpu.global.b32"),
+        "race",
+        None,
+        {"grid": 2},
+    ),
+    "a message between CTAs before a fence of cta scope": (
+        global_message("st.release.gpu.global.b32", "ld.relaxed.gpu.global.b32", "fence.acq_rel.cta;"),
+        "race",
+        None,
+        {"grid": 2},
+    ),
+    "a message whose flag another CTA overwrites": (
+        relayed_message("st.relaxed.gpu.global.b32 [g1+64], 2;"),
+        "race",
+        None,
+        {"grid": 3},
+    ),
+    "a message whose flag another CTA exchanges": (
+        relayed_message("atom.relaxed.gpu.global.exch.b32 x, [g1+64], 2;"),
+        "",
+        [7, 7],
+        {"grid": 3},
     ),
     "the last CTA adds up": (SEMAPHORE.replace("FENCE", "membar.gl;"), "", [0, 15], {"grid": 3}),
     "the last CTA adds up without fences": (SEMAPHORE.replace("FENCE", ""), "race", None, {"grid": 3}),
@@ -420,6 +489,31 @@ CASES = {
     ),
     "st.async, then a bulk store": (ST_ASYNC.replace("FENCE", "fence.proxy.async.shared::cta;"), "", [6] * 4, PAIR),
     "st.async, then a bulk store without a proxy fence": (ST_ASYNC.replace("FENCE", ""), "proxy", None, PAIR),
+    "a relaxed arrival at a peer": (
+        fenced_arrival_at_a_peer(""),
+        "race",
+        None,
+        {"grid": 2, "cluster": 2},
+    ),
+    "a relaxed arrival at a peer after a fence": (
+        fenced_arrival_at_a_peer("fence.acq_rel.cluster;"),
+        "",
+        [8],
+        {"grid": 2, "cluster": 2},
+    ),
+    "a relaxed arrival at a peer after a fence of cta scope": (
+        fenced_arrival_at_a_peer("fence.acq_rel.cta;"),
+        "scope",
+        None,
+        {"grid": 2, "cluster": 2},
+    ),
+    "a warp's load after one lane's wait": (wait_of_one_lane(""), "race", None, {}),
+    "a warp's load after one lane's wait and a barrier of the warp": (
+        wait_of_one_lane("bar.warp.sync -1;"),
+        "",
+        [0x41800000] * THREADS,
+        {},
+    ),
     "MMAs of two threads, pipelined": (pipelined_mmas(BEFORE, AFTER), "", [0x42000000], {}),
     "MMAs of two threads, no fence after the first": (pipelined_mmas("", AFTER), "race", None, {}),
     "MMAs of two threads, no fence before the second": (pipelined_mmas(BEFORE, ""), "race", None, {}),
@@ -523,6 +617,43 @@ def test_what_one_thread_leaves(name):
     text = kernel(thread(0, body), [POINTER, POINTER], threads=32)
     ptxsim.Module(text).launch("k", grid=1, block=32, smem=SMEM, args=[data, out])
     assert list(out[: len(expected)]) == list(expected)
+
+
+UNDEFINED = "ld.shared.b32 x, [smem+1024];"  # nobody wrote it
+SPREADS = {
+    # What takes an undefined x and gives y: is y undefined?
+    "shl by": ("shl.b32 y, 1, x;", True),
+    "shr by": ("shr.u32 y, 1, x;", True),
+    "shr.s32 of": ("shr.s32 y, x, 31;", True),
+    "shl of, all out": ("shl.b32 y, x, 32;", False),
+    "shf by": ("shf.l.wrap.b32 y, tid, tid, x;", True),
+    "prmt by": ("prmt.b32 y, tid, tid, x;", True),
+    "prmt of a defined byte": ("prmt.b32 y, x, tid, 0x7654;", False),
+    "bfe from": ("bfe.u32 y, tid, x, 4;", True),
+    "bfi by": ("bfi.b32 y, tid, tid, 4, x;", True),
+    "and 0": ("and.b32 y, x, 0;", False),
+    "or": ("or.b32 y, x, 0;", True),
+    "lop3": ("lop3.b32 y, x, tid, tid, 0x96;", True),
+    "the carry of": ("add.cc.u32 z, x, x; addc.u32 y, tid, tid;", True),
+    "the carry of mad": ("mad.lo.cc.u32 z, x, x, tid; madc.hi.u32 y, tid, tid, tid;", True),
+    "mad": ("mad.lo.u32 y, tid, tid, x;", True),
+    "fma": ("fma.rn.f32 y, x, x, x;", True),
+    "cvt": ("cvt.rn.f32.u32 y, x;", True),
+    "popc": ("popc.b32 y, x;", True),
+    "setp and selp": ("setp.eq.u32 p, x, 3; selp.b32 y, 1, 2, p;", True),
+    "selp of the other": ("setp.eq.u32 p, tid, tid; selp.b32 y, 1, x, p;", False),
+    "shfl": ("shfl.sync.idx.b32 y, x, 0, 31, 1;", True),
+    "memory": ("st.shared.b32 [smem+2048], x; ld.shared.b32 y, [smem+2048];", True),
+}
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_what_is_undefined_spreads(name):
+    body, undefined = SPREADS[name]
+    data, out = numpy.zeros(4, numpy.uint32), ptxsim.empty(4, numpy.uint32)
+    text = kernel(thread(0, UNDEFINED + body + "st.global.b32 [g1], y;"), [POINTER, POINTER], threads=32)
+    report = ptxsim.Module(text).launch("k", grid=1, block=32, smem=SMEM, args=[data, out], check=False)
+    assert report.kinds == ({"poison"} if undefined else set()), report
 
 
 def test_ldmatrix_gives_rows_to_quads_of_lanes():

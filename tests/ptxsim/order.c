@@ -450,15 +450,21 @@ static knowledge *knowledge_empty(void)
     return k;
 }
 
+static knowledge *observed_by(warp_order *wo, int lane, scope fence)
+{
+    knowledge **k = &wo->observed[lane][fence];
+    return *k ? *k : (*k = knowledge_empty());
+}
+
 void order_acquire_relaxed(warp *w, uint32_t mask, const signal *s, scope sc)
 {
     warp_order *wo = order_of(w);
     acquisition a = acquisition_of(w, s, sc);
     change_lanes(w, mask, acquire_channel, &a);
-    for (uint32_t lanes = mask; lanes; lanes &= lanes - 1) {
-        int i = __builtin_ctz(lanes);
-        if (!wo->observed[i]) wo->observed[i] = knowledge_empty();
-        acquire(wo->observed[i], &a);
+    for (scope fence = SCOPE_CTA; fence < FENCE_SCOPES; fence++) {
+        acquisition both = acquisition_of(w, s, fence < sc ? fence : sc);
+        for (uint32_t lanes = mask; lanes; lanes &= lanes - 1)
+            acquire(observed_by(wo, __builtin_ctz(lanes), fence), &both);
     }
 }
 
@@ -1038,16 +1044,18 @@ void order_strong_read(warp *w, int lane, bool global, uint64_t location, access
     if (o == ACCESS_VOLATILE) sc = SCOPE_SYS;
     const signal *s = global ? NULL : located_signal(c, location, false);
     if (!global && !s) return;
-    global_acquisition ga = {location, c, w->cta->rank, sc};
-    acquisition sa = acquisition_of(w, s, sc);
     change_fn change = global ? acquire_global : acquire;
-    void *with = global ? (void *)&ga : (void *)&sa;
-    if (acquires) {
-        change_lanes(w, 1u << lane, change, with);
-        return;
+    for (scope fence = SCOPE_CTA; fence < FENCE_SCOPES; fence++) {
+        scope both = !acquires && fence < sc ? fence : sc;
+        global_acquisition ga = {location, c, w->cta->rank, both};
+        acquisition sa = acquisition_of(w, s, both);
+        void *with = global ? (void *)&ga : (void *)&sa;
+        if (acquires) {
+            change_lanes(w, 1u << lane, change, with);
+            return;
+        }
+        change(observed_by(wo, lane, fence), with);
     }
-    if (!wo->observed[lane]) wo->observed[lane] = knowledge_empty();
-    change(wo->observed[lane], with);
 }
 
 static void take_observed(knowledge *k, void *with)
@@ -1065,10 +1073,11 @@ void order_fence(warp *w, uint32_t mask, scope sc, int semantics)
     warp_order *wo = order_of(w);
     for (uint32_t lanes = mask; lanes; lanes &= lanes - 1) {
         int i = __builtin_ctz(lanes);
-        if (semantics & FENCE_ACQUIRE && wo->observed[i]) {
-            change_lanes(w, 1u << i, take_observed, wo->observed[i]);
-            knowledge_release(wo->observed[i]);
-            wo->observed[i] = NULL;
+        for (scope s = SCOPE_CTA; semantics & FENCE_ACQUIRE && s < FENCE_SCOPES && s <= sc; s++) {
+            if (!wo->observed[i][s]) continue;
+            change_lanes(w, 1u << i, take_observed, wo->observed[i][s]);
+            knowledge_release(wo->observed[i][s]);
+            wo->observed[i][s] = NULL;
         }
         if (!(semantics & FENCE_RELEASE)) continue;
         knowledge_release(wo->fence[i]);
@@ -1180,7 +1189,7 @@ void order_warp_end(warp *w)
     for (int i = 0; i < LANES; i++) {
         knowledge_release(wo->lane[i].k);
         knowledge_release(wo->fence[i]);
-        knowledge_release(wo->observed[i]);
+        for (int s = 0; s < FENCE_SCOPES; s++) knowledge_release(wo->observed[i][s]);
     }
     free(wo);
     w->order = NULL;

@@ -60,6 +60,8 @@ typedef struct {
                      // what has been issued, complete or not
 } component;
 
+enum { FENCE_SCOPES = SCOPE_GPU + 1 }; // a fence of .sys acts as one of .gpu
+
 typedef struct {
     view lane[LANES];
     uint32_t base;               // component of lane 0
@@ -71,7 +73,7 @@ typedef struct {
     uint32_t inits[LANES], init_component[LANES]; // mbarrier.init: index in the channel vector, 0: none
     knowledge *fence[LANES];                      // at the last fence: what a relaxed store after it releases
     scope fence_scope[LANES];
-    knowledge *observed[LANES]; // by relaxed loads: what a fence after them acquires
+    knowledge *observed[LANES][FENCE_SCOPES]; // by relaxed loads: what a fence of that scope after them acquires
     // try_wait: the phase that a lane found incomplete, and where; the cluster's step at the last needless return
     uint64_t waits_for[LANES], spurious_step;
     const inst *waits_at[LANES];
