@@ -25,6 +25,11 @@ import torch
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, is_ninja_available
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+    raise SystemExit(
+        f"torch {torch.__version__} is installed, and flash_attn4 needs 2.10 or newer: pip install -U torch"
+    )
+
 ROOT = Path(__file__).resolve().parent
 PTX = Path("build/ptx")  # what nvcc's ptxas assembled, and what it said
 COMMON = ["-std=c11", "-O3", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra", "-Wpedantic"]
@@ -160,9 +165,10 @@ class Toolkit:
         return Toolkit(nvcc, Path(top[1]).resolve()) if top else None
 
     def knows(self, arch):
-        """Whether this nvcc is new enough for sm_<arch>; it lists architectures without their a or f."""
-        listed = subprocess.run([self.nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout
-        return f"compute_{arch.rstrip('af')}" in listed.split()
+        """Whether this nvcc is new enough for sm_<arch>; it lists architectures without their a or f. Families (f) came
+        with 12.9, as compute_103 did."""
+        listed = subprocess.run([self.nvcc, "--list-gpu-arch"], capture_output=True, text=True).stdout.split()
+        return f"compute_{arch.rstrip('af')}" in listed and (not arch.endswith("f") or "compute_103" in listed)
 
     def library_folder(self):
         for folder in (self.top / "lib64", self.top / "lib", *sorted(self.top.glob("targets/*/lib"))):
