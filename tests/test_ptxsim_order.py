@@ -196,6 +196,29 @@ def wait_of_one_lane(then):
     )
 
 
+# Lanes 0 and 1 read a word; lane 1 tells thread 32, which overwrites it.
+def read_by_two_lanes(between):
+    return (
+        thread(0, "st.shared.b32 [smem+1024], 0; st.shared.b32 [smem+1028], 0;")
+        + SYNC
+        + thread(0, "ld.shared.b32 x, [smem+1024];")
+        + between
+        + thread(1, "ld.shared.b32 x, [smem+1024]; st.release.cta.shared.b32 [smem+1028], 1;")
+        + thread(32, spin("ld.acquire.cta.shared.b32 x, [smem+1028];") + "st.shared.b32 [smem+1024], 5;")
+    )
+
+
+# Lane 0 writes 16 bytes, lane 1 the last four of them; a bulk store reads all.
+def written_by_two_lanes(fence):
+    return (
+        thread(0, "st.shared.v4.b32 [smem+1024], {1, 1, 1, 1};" + fence)
+        + "bar.warp.sync -1;"
+        + thread(1, "st.shared.b32 [smem+1036], 2; fence.proxy.async.shared::cta;")
+        + SYNC
+        + thread(0, bulk_store("g1", "smem+1024", 16) + COMMIT + "cp.async.bulk.wait_group 0;")
+    )
+
+
 def fenced_arrival_at_a_peer(fence):
     return peer_message(".relaxed.cluster", ".acquire.cluster").replace("mbarrier.arrive", fence + "mbarrier.arrive")
 
@@ -506,6 +529,20 @@ CASES = {
         "scope",
         None,
         {"grid": 2, "cluster": 2},
+    ),
+    "a lane answers for another's read": (read_by_two_lanes(""), "race", None, {}),
+    "a lane answers for another's read after a barrier of the warp": (
+        read_by_two_lanes("bar.warp.sync -1;"),
+        "",
+        [],
+        {},
+    ),
+    "a fenced write over part of an unfenced one": (written_by_two_lanes(""), "proxy", None, {}),
+    "a fenced write over part of a fenced one": (
+        written_by_two_lanes("fence.proxy.async.shared::cta;"),
+        "",
+        [1, 1, 1, 2],
+        {},
     ),
     "a warp's load after one lane's wait": (wait_of_one_lane(""), "race", None, {}),
     "a warp's load after one lane's wait and a barrier of the warp": (
