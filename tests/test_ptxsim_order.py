@@ -573,6 +573,16 @@ CASES = {
         FIRST // 4,
         {},
     ),
+    "a bulk load over a generic store that nobody has read, by practice": (
+        init(1)
+        + thread(32, "st.shared.b32 [smem+1024], 1;")
+        + SYNC
+        + thread(0, expect("smem", 16) + bulk_load("smem+1024", "g0", 16, "smem"))
+        + WAIT_0,
+        "proxy",
+        None,
+        {"model": "practice"},
+    ),
     "a peer of cta scope, by practice": (
         peer_message("", ""),
         "",
