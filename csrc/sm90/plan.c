@@ -63,6 +63,7 @@ const char *fa4_sm90_fwd_unsupported(const fa4_fwd_params *p)
         return fa4_reason("the Hopper kernels take at most %d queries and keys", LENGTH_MAX);
     if (p->batch * p->heads_q > LENGTH_MAX || p->batch * p->heads_q * ((p->len_q + 127) / 128) > INT32_MAX)
         return "the Hopper kernels take at most 2^31 tiles of 128 queries";
+    if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return NULL; // nothing to copy
     const sizes size = sizes_of(p);
     const char *reason = fa4_map_unsupported("q", p->q, size.q, p->stride_q);
     if (!reason) reason = fa4_map_unsupported("k", p->k, size.k, p->stride_k);
