@@ -52,8 +52,8 @@ def simulate(q, k, v, *, schedule="early", seed=0, multiprocessors=2, **how):
 
 
 def right(out, lse, q, k, v, **call):
-    """out is within the bound. So is the log-sum-exp, but for the exponentials of a row that a cubic makes: each is right
-    to a part in 9e-5, and so is their sum."""
+    """out is within the bound. So is the log-sum-exp, but for the exponentials of a row that a cubic makes: each is
+    right to a part in 9e-5, and so is their sum."""
     assert_within_bound({"out": out}, q, k, v, **call)
     exact = Reference(q, k, v, **call).lse
     seen = exact.isfinite()
