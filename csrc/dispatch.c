@@ -204,16 +204,65 @@ static const char *malformed(const fa4_fwd_params *p)
     return NULL;
 }
 
+#ifdef FA4_CUDA
+enum { CUDA_BUILT = 1 };
+#else
+enum { CUDA_BUILT = 0 };
+#endif
+
+// GPUs by compute capability. The Blackwell kernels are compiled for the family of 10.0, which 10.3 belongs to.
+static const struct {
+    int arch, has_kernels;
+    const char *name;
+} chips[] = {
+    {50, 0, "Maxwell"},
+    {52, 0, "Maxwell"},
+    {53, 0, "Maxwell: Jetson Nano"},
+    {60, 0, "Pascal: P100"},
+    {61, 0, "Pascal: P40, GeForce 10"},
+    {62, 0, "Pascal: Jetson TX2"},
+    {70, 0, "Volta: V100"},
+    {72, 0, "Volta: Jetson Xavier"},
+    {75, 0, "Turing: T4, GeForce RTX 20"},
+    {80, 0, "Ampere: A100, A30"},
+    {86, 0, "Ampere: A10, A40, GeForce RTX 30"},
+    {87, 0, "Ampere: Jetson Orin"},
+    {89, 0, "Ada: L4, L40, GeForce RTX 40"},
+    {90, 1, "Hopper: H100, H200"},
+    {100, 1, "Blackwell: B200, GB200"},
+    {101, 0, "Blackwell: Jetson Thor"}, // as CUDA 12 calls 11.0
+    {103, 1, "Blackwell: B300, GB300"},
+    {110, 0, "Blackwell: Jetson Thor"},
+    {120, 0, "Blackwell without tensor memory: GeForce RTX 50, RTX PRO"},
+    {121, 0, "Blackwell without tensor memory: GB10"},
+};
+
+// NULL where this build has kernels for a GPU, or why not.
+static const char *chip_unsupported(int arch)
+{
+    const char *name = "a chip that this version does not know";
+    int has_kernels = 0;
+    for (size_t i = 0; i < sizeof chips / sizeof *chips; i++)
+        if (chips[i].arch == arch) name = chips[i].name, has_kernels = chips[i].has_kernels;
+    if (!has_kernels)
+        return fa4_reason("there are no kernels for compute capability %d.%d (%s), only for 9.0 (H100, H200), 10.0 "
+                          "(B200, GB200) and 10.3 (B300, GB300)",
+                          arch / 10, arch % 10, name);
+    if (CUDA_BUILT) return NULL;
+    return fa4_reason("this build has no CUDA kernels for compute capability %d.%d (%s)", arch / 10, arch % 10, name);
+}
+
 // Of well-formed params: NULL, or why that arch cannot run them.
 static const char *arch_unsupported(const fa4_fwd_params *p, int arch)
 {
     if (arch == FA4_ARCH_CPU) return cpu_isa_now() ? NULL : fa4_reason("%s", error_text);
+    const char *reason = chip_unsupported(arch);
 #ifdef FA4_CUDA
-    if (arch == 90) return fa4_sm90_fwd_unsupported(p);
-    if (arch == 100 || arch == 103) return fa4_sm100_fwd_unsupported(p);
-#endif
+    if (!reason) reason = fa4_cuda_fwd_unsupported(p, arch);
+#else
     (void)p;
-    return fa4_reason("this build has no CUDA kernels for compute capability %d.%d", arch / 10, arch % 10);
+#endif
+    return reason;
 }
 
 const char *fa4_fwd_unsupported(const fa4_fwd_params *p, int arch)

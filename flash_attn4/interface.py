@@ -419,19 +419,22 @@ def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *
 
 # ---- what is there
 
+_CHIPS = {90: (90,), 100: (100, 103)}  # kernels, and the compute capabilities that run them
+
 
 def backends():
     """{"cpu": None or why it cannot run, "sm_90": ..., "sm_100": ...}: each machine that has kernels, and why it is not
-    there."""
+    there; then the GPUs here that have none, and why. "sm_100" are compute capabilities 10.0 and 10.3."""
     found = {"cpu": ops.ask(False, ops.CPU, "float32", 64, 64)}
-    for arch in (90, 100):
+    gpus = range(torch.cuda.device_count())
+    here = {10 * major + minor for major, minor in map(torch.cuda.get_device_capability, gpus)}
+    for arch, chips in _CHIPS.items():
         reason = ops.ask(False, arch, "float16", 64, 64)
-        if reason is None and not any(
-            10 * major + minor in range(arch, arch + 10)
-            for major, minor in map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
-        ):
+        if reason is None and not here.intersection(chips):
             reason = "there is no such GPU here"
         found[f"sm_{arch}"] = reason
+    for arch in sorted(here.difference(*_CHIPS.values())):
+        found[f"sm_{arch}"] = ops.ask(False, arch, "float16", 64, 64)
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import DTYPES, Reference, band, calls_during, hashed, hashed_qkv, max_error
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
@@ -469,11 +470,30 @@ def test_functions_and_results_pickle():
 
 def test_backends_and_counts():
     assert flash_attn4.backends()["cpu"] is None
-    assert set(flash_attn4.backends()) == {"cpu", "sm_90", "sm_100"}
+    assert {"cpu", "sm_90", "sm_100"} <= set(flash_attn4.backends())
     q, k, v = hashed_qkv(3, 4)
     before = flash_attn4.call_counts()
     scaled_dot_product_attention(q, k, v)
     assert flash_attn4.call_counts()["fwd"] == before["fwd"] + 1
+
+
+@pytest.mark.parametrize(
+    "arch, name",
+    [(75, "Turing"), (80, "A100"), (89, "L40"), (110, "Thor"), (120, "RTX 50"), (121, "GB10"), (200, "not know")],
+)
+def test_a_gpu_without_kernels_is_refused_by_its_name(monkeypatch, arch, name):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: divmod(arch, 10))
+    found = flash_attn4.backends()
+    assert name in found[f"sm_{arch}"]
+    assert "H100" in found[f"sm_{arch}"]
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
+        refused = explain(q, q, q)
+        assert refused.backend == "pytorch"
+        assert name in refused.reason
+        with pytest.raises(NotImplementedError, match=name):
+            flash_attn_func(q, q, q)
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -55,8 +55,8 @@ enum {
     WARPS = 4, // of a warpgroup
     // Shared memory holds a tile as slabs of columns, one row of a slab 128 (or 64) bytes, swizzled: what a tensor copy
     // writes and the tensor cores read without bank conflicts.
-    COLUMNS = FA4_SM100_COLUMNS(D),
-    COLUMNS_V = FA4_SM100_COLUMNS(DV),
+    COLUMNS = FA4_COLUMNS(D),
+    COLUMNS_V = FA4_COLUMNS(DV),
     ROW = 2 * COLUMNS,
     ROW_V = 2 * COLUMNS_V,
     FRAGMENT = 32, // columns of S that a warp loads at once
@@ -153,7 +153,7 @@ struct work {
     }
 };
 
-FA4_DEVICE work work_of(const fa4_sm100_fwd_args &args, int index)
+FA4_DEVICE work work_of(const fa4_fwd_args &args, int index)
 {
     work w;
     w.tile = fa4_tile_at(&args.tiles, index);
@@ -161,7 +161,7 @@ FA4_DEVICE work work_of(const fa4_sm100_fwd_args &args, int index)
     return w;
 }
 
-FA4_DEVICE blocks blocks_of(const fa4_sm100_fwd_args &args, const work &w, int t)
+FA4_DEVICE blocks blocks_of(const fa4_fwd_args &args, const work &w, int t)
 {
     const int first = w.first_row(t) >> args.pack_log2; // queries
     const int last = min(w.first_row(t) + BLOCK_Q - 1 >> args.pack_log2, args.len_q - 1);
@@ -175,7 +175,7 @@ struct both_blocks {
     blocks of[TILES], all;
 };
 
-FA4_DEVICE both_blocks both_blocks_of(const fa4_sm100_fwd_args &args, const work &w)
+FA4_DEVICE both_blocks both_blocks_of(const fa4_fwd_args &args, const work &w)
 {
     const blocks a = blocks_of(args, w, 0), b = blocks_of(args, w, 1);
     const blocks all = a.empty() ? b : b.empty() ? a : blocks{min(a.begin, b.begin), max(a.end, b.end)};
@@ -183,7 +183,7 @@ FA4_DEVICE both_blocks both_blocks_of(const fa4_sm100_fwd_args &args, const work
 }
 
 // Calls body(work) for each tile of this CTA.
-template <typename F> FA4_DEVICE void for_each_work(const fa4_sm100_fwd_args &args, F body)
+template <typename F> FA4_DEVICE void for_each_work(const fa4_fwd_args &args, F body)
 {
 #pragma unroll 1
     for (int round = 0; round * (int)gridDim.x < args.tiles.count; round++) {
@@ -215,7 +215,7 @@ FA4_DEVICE void clear_rows(uint32_t v_smem, int row)
     __syncwarp();
 }
 
-FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtensorMap *map_q, const CUtensorMap *map_k,
+FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *map_q, const CUtensorMap *map_k,
                           const CUtensorMap *map_v)
 {
     const bool elected = elect_sync();
@@ -296,7 +296,7 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtenso
 
 // ---- Products
 
-FA4_DEVICE void mma_warp(smem &s, const fa4_sm100_fwd_args &args)
+FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
 {
     const uint32_t elected = elect_sync();
     const uint32_t qk = instruction_descriptor(BLOCK_Q, BLOCK_KV, FA4_BF16, false) | (args.negative ? NEGATE_A : 0);
@@ -466,7 +466,7 @@ FA4_DEVICE float sum(const float (&p)[BLOCK_KV])
     return x + y;
 }
 
-FA4_DEVICE void softmax_warps(smem &sm, const fa4_sm100_fwd_args &args, int t)
+FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t)
 {
     const int warp = threadIdx.x / 32 % WARPS, row = threadIdx.x % BLOCK_Q;
     const uint32_t lanes = (uint32_t)(32 * warp) << 16;
@@ -564,7 +564,7 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_sm100_fwd_args &args, int t)
 
 // ---- Correction
 
-FA4_DEVICE void correction_warps(smem &sm, const fa4_sm100_fwd_args &args)
+FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
 {
     const int warp = threadIdx.x / 32 % WARPS, row = threadIdx.x % BLOCK_Q;
     const uint32_t lanes = (uint32_t)(32 * warp) << 16;
@@ -661,7 +661,7 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_sm100_fwd_args &args)
 
 // ---- Store
 
-FA4_DEVICE void store_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtensorMap *map_o)
+FA4_DEVICE void store_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *map_o)
 {
     const bool elected = elect_sync();
     uint32_t parity = 0;
@@ -688,7 +688,7 @@ FA4_DEVICE void store_warp(smem &s, const fa4_sm100_fwd_args &args, const CUtens
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     FA4_KERNEL(const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
                const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_o,
-               const __grid_constant__ fa4_sm100_fwd_args args)
+               const __grid_constant__ fa4_fwd_args args)
 {
     extern __shared__ __align__(1024) unsigned char dynamic[];
     smem &s = *(smem *)dynamic;

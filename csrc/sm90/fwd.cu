@@ -41,8 +41,8 @@ enum {
     WARPS_OF_WARPGROUP = 4,
     // Shared memory holds a tile as slabs of columns, one row of a slab 128 (or 64) bytes, swizzled: what a tensor copy
     // writes and wgmma reads without bank conflicts.
-    COLUMNS = FA4_SM90_COLUMNS(D),
-    COLUMNS_V = FA4_SM90_COLUMNS(DV),
+    COLUMNS = FA4_COLUMNS(D),
+    COLUMNS_V = FA4_COLUMNS(DV),
     ROW = 2 * COLUMNS,
     ROW_V = 2 * COLUMNS_V,
 };
@@ -108,7 +108,7 @@ struct blocks {
     int begin, end, len_kv;
 };
 
-FA4_DEVICE blocks blocks_of(const fa4_sm90_fwd_args &args, int batch, int first_row, int rows)
+FA4_DEVICE blocks blocks_of(const fa4_fwd_args &args, int batch, int first_row, int rows)
 {
     const int len_kv = args.len_kv_of ? max(0, min(args.len_kv_of[batch], args.len_kv)) : args.len_kv;
     const int last_row = min(first_row + rows, args.len_q) - 1;
@@ -123,7 +123,7 @@ struct tile_cursor {
     fa4_tile tile;
     blocks n;
 
-    __device__ __forceinline__ bool next(const fa4_sm90_fwd_args &args)
+    __device__ __forceinline__ bool next(const fa4_fwd_args &args)
     {
         while (round * (int)gridDim.x < args.tiles.count) {
             const int index = fa4_tile_index(round++, blockIdx.x, gridDim.x);
@@ -152,7 +152,7 @@ FA4_DEVICE void clear_rows(uint32_t v_smem, int row)
     __syncwarp();
 }
 
-FA4_DEVICE void load_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensorMap *map_q, const CUtensorMap *map_k,
+FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *map_q, const CUtensorMap *map_k,
                           const CUtensorMap *map_v)
 {
     const bool elected = elect_sync();
@@ -220,7 +220,7 @@ FA4_DEVICE void load_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensor
     }
 }
 
-FA4_DEVICE void store_warp(smem &s, const fa4_sm90_fwd_args &args, const CUtensorMap *map_o)
+FA4_DEVICE void store_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *map_o)
 {
     const bool elected = elect_sync();
     q_ring at_q(s.q, s.for_q[0]);
@@ -270,13 +270,13 @@ struct keys {
     int begin, end;
 };
 
-FA4_DEVICE keys keys_of(const fa4_sm90_fwd_args &args, int i, int len_kv)
+FA4_DEVICE keys keys_of(const fa4_fwd_args &args, int i, int len_kv)
 {
     return {max(0, i + args.lo), min(len_kv, i + args.hi + 1)};
 }
 
 // Hides the keys that queries i and i + 8 do not see, in a block that starts at key j. Also applies a prescale.
-FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV / 2], const fa4_sm90_fwd_args &args, int i, int j, int len_kv)
+FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV / 2], const fa4_fwd_args &args, int i, int j, int len_kv)
 {
     if (args.has_prescale) {
 #pragma unroll
@@ -447,7 +447,7 @@ FA4_DEVICE void write_output(const float (&o)[DV / 2], const float (&factor)[2],
     }
 }
 
-FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
+FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
 {
     const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -645,7 +645,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_sm90_fwd_args &args)
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     FA4_KERNEL(const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
                const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_o,
-               const __grid_constant__ fa4_sm90_fwd_args args)
+               const __grid_constant__ fa4_fwd_args args)
 {
     extern __shared__ __align__(1024) unsigned char dynamic[];
     smem &s = *(smem *)dynamic;
