@@ -29,6 +29,7 @@
 // and named barriers STATS + 4 tile + warp, of 64 threads: a softmax warp tells its correction warp.
 //
 // One compilation is one variant: FA4_KERNEL its name, FA4_BF16 1 or 0 for f16, FA4_SHAPE a line of shapes.def.
+#include "../cuda/device.h"
 #include "args.h"
 #include "ptx.h"
 
@@ -157,7 +158,7 @@ FA4_DEVICE work work_of(const fa4_fwd_args &args, int index)
 {
     work w;
     w.tile = fa4_tile_at(&args.tiles, index);
-    w.len_kv = args.len_kv_of ? max(0, min(args.len_kv_of[w.tile.batch], args.len_kv)) : args.len_kv;
+    w.len_kv = len_kv_of(args, w.tile.batch);
     return w;
 }
 
@@ -200,20 +201,6 @@ FA4_DEVICE void arrive_warp(uint64_t *mbar)
 }
 
 // ---- Load
-
-// Clears the rows of a V block from row on. Their weights are 0, but 0 times what lies past a batch's last key may be
-// NaN.
-FA4_DEVICE void clear_rows(uint32_t v_smem, int row)
-{
-    const int lane = threadIdx.x % 32, chunks = (BLOCK_KV - row) * ROW_V / 16;
-#pragma unroll 1
-    for (int slab = 0; slab < DV / COLUMNS_V; slab++)
-#pragma unroll 1
-        for (int i = lane; i < chunks; i += 32)
-            st_shared_v4(v_smem + (slab * BLOCK_KV + row) * ROW_V + i * 16, 0, 0, 0, 0);
-    fence_proxy_async_shared();
-    __syncwarp();
-}
 
 FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *map_q, const CUtensorMap *map_k,
                           const CUtensorMap *map_v)
@@ -258,7 +245,7 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
             if (clear) {
                 mbarrier_wait(v_end, end_parity);
                 end_parity ^= 1;
-                clear_rows(dst, rows);
+                clear_rows<BLOCK_KV, DV / COLUMNS_V, ROW_V>(dst, rows);
                 if (elected) mbarrier_arrive(full);
             }
             at.next();

@@ -19,6 +19,7 @@
 #    define cvt_rn_16x2 cvt_rn_f16x2
 #endif
 
+#include "../cuda/device.h"
 #include "args.h"
 #include "ptx.h"
 
@@ -110,7 +111,7 @@ struct blocks {
 
 FA4_DEVICE blocks blocks_of(const fa4_fwd_args &args, int batch, int first_row, int rows)
 {
-    const int len_kv = args.len_kv_of ? max(0, min(args.len_kv_of[batch], args.len_kv)) : args.len_kv;
+    const int len_kv = len_kv_of(args, batch);
     const int last_row = min(first_row + rows, args.len_q) - 1;
     const int key_begin = max(0, first_row + args.lo), key_end = min(len_kv, last_row + args.hi + 1);
     if (first_row > last_row || key_begin >= key_end) return {0, 0, len_kv};
@@ -137,20 +138,6 @@ struct tile_cursor {
 };
 
 // ---- Copies
-
-// Clears the rows of a V block from row on. Their weights are 0, but 0 times what lies past a batch's last key may be
-// NaN.
-FA4_DEVICE void clear_rows(uint32_t v_smem, int row)
-{
-    const int lane = threadIdx.x % 32, chunks = (BLOCK_KV - row) * ROW_V / 16;
-#pragma unroll 1
-    for (int slab = 0; slab < DV / COLUMNS_V; slab++)
-#pragma unroll 1
-        for (int i = lane; i < chunks; i += 32)
-            st_shared_v4(v_smem + (slab * BLOCK_KV + row) * ROW_V + i * 16, 0, 0, 0, 0);
-    fence_proxy_async_shared();
-    __syncwarp();
-}
 
 FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *map_q, const CUtensorMap *map_k,
                           const CUtensorMap *map_v)
@@ -193,7 +180,7 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
             if (clear) {
                 mbarrier_wait(v_end, end_parity);
                 end_parity ^= 1;
-                clear_rows(at_v.tile, rows);
+                clear_rows<BLOCK_KV, DV / COLUMNS_V, ROW_V>(at_v.tile, rows);
                 if (elected) mbarrier_arrive(at_v.full);
             }
             at_v.next();
