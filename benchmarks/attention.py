@@ -3,10 +3,14 @@
     python benchmarks/attention.py                       # the table of the README
     python benchmarks/attention.py --dtype bfloat16 --direction backward --json out.json
     FA4_CPU_ISA=avx2 python benchmarks/attention.py --dtype float16
+    python benchmarks/attention.py --device cuda --csv h200.csv --markdown h200.md --plot h200
 
-Every cell checks the answer against float64 before it is timed. Ours and theirs run in turn; a cell gives both
-medians, GFLOP/s by 4 b h len_q len_kv d (half if causal, 2.5 times that for backward), and the median and quartiles of
-the ratio of neighbouring runs: above 1 we are faster.
+On the CPU every cell checks the answer against float64 before it is timed. Ours and theirs run in turn; a cell gives
+both medians, GFLOP/s by 4 b h len_q len_kv d (half if causal, 2.5 times that for backward), and the median and
+quartiles of the ratio of neighbouring runs: above 1 we are faster.
+
+On a GPU, forward: ours, cuDNN and FlashAttention-2 through SDPA, and the packages fa3-fwd and flash-attn-4 where they
+are there. How it is measured is in gpu.py, what is made of it in report.py, beside this file.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import gpu
+import report
 import torch
 
 import flash_attn4
@@ -222,20 +228,7 @@ def write_table(results: list[Result], stream) -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16", "float16"])
-    parser.add_argument("--direction", nargs="+", choices=["forward", "backward"], default=["forward", "backward"])
-    parser.add_argument("--mask", nargs="+", choices=["full", "causal"], default=["full", "causal"])
-    parser.add_argument(
-        "--shape", nargs="+", metavar="BxHxLxD", help="default: seven shapes from 8x12x128x64 to 1x1x8192x64"
-    )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=2.0, help="time a cell (default 2)")
-    parser.add_argument("--no-host", action="store_true", help="leave out the cost of a call on the smallest problem")
-    parser.add_argument("--json", metavar="FILE", help="- for standard output, instead of the table")
-    parser.add_argument("--csv", metavar="FILE")
-    options = parser.parse_args()
+def on_cpu(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     shapes = [tuple(map(int, s.split("x"))) for s in options.shape] if options.shape else SHAPES
     cells = [
@@ -270,6 +263,127 @@ def main() -> None:
     write_table(results, sys.stdout)
     for name, cost in host.items():
         print(f"{cost:8.2f} us  {name}")
+
+
+# ---- on a GPU
+
+
+def on_gpu(options: argparse.Namespace) -> None:
+    chosen = gpu.cells(options.kind, options.dim, options.mask, options.len, options.dtype)
+    if not chosen and options.no_host:
+        raise SystemExit("no cell has such a kind, head dim, mask and length")
+    device = gpu.Gpu()
+    attentions, packages = gpu.implementations(options.other)
+    about = {"date": time.strftime("%Y-%m-%d"), **device.about(), "flash_attn4": flash_attn4.__version__, **packages}
+    with torch.no_grad():
+        rows, lost = gpu_rows(options, chosen, device, attentions, about)
+    print("\n".join(report.summary(rows)))
+    report.write(about, rows, csv_path=options.csv, to_markdown=options.markdown, to_plot=options.plot)
+    if lost:
+        raise SystemExit(f"the device takes no more work, cells are missing: {lost}")
+
+
+def gpu_rows(options, chosen, device, attentions, about) -> tuple[list[report.Row], gpu.DeviceLost | None]:
+    """Every row, in the CSV too after each cell; and the error that ended it before its time."""
+    rows: list[report.Row] = []
+
+    def keep(new: list[report.Row]) -> None:
+        rows.extend(new)
+        if options.csv:
+            report.write_csv(options.csv, about, rows)
+
+    try:
+        about["matmul_tflops"] = round(device.matmul_tflops(options.dtype))
+        about["method"] = gpu.METHOD
+        print(", ".join(f"{k} {v}" for k, v in about.items() if k != "method"), flush=True)
+        for new in gpu.run(chosen, attentions, device, seconds=options.seconds, rounds=options.rounds):
+            keep(new)
+            print(report.cell_line(new), flush=True)
+        if not options.no_host:
+            host = gpu.host_rows(attentions, options.dtype, device, options.seconds)
+            keep(host)
+            print("host " + ", ".join(f"{r.name} {r.us:.1f} us" if r.us else f"{r.name}: {r.note}" for r in host))
+    except gpu.DeviceLost as error:
+        return rows, error
+    return rows, None
+
+
+# ---- command line
+
+
+def dims(text: str) -> tuple[int, int]:
+    """128, or 192/128 where v has another."""
+    dim, _, dim_v = text.partition("/")
+    found = int(dim), int(dim_v or dim)
+    if found not in gpu.DIMS:
+        raise ValueError
+    return found
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--mask", nargs="+", choices=["full", "causal"], default=["full", "causal"])
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=["float32", "bfloat16", "float16", "float64"],
+        help="default: float32 bfloat16 float16; on a GPU one of the 16-bit ones, default bfloat16",
+    )
+    parser.add_argument("--seconds", type=float, help="time a cell (default 2; on a GPU 1, and at least 5 rounds)")
+    parser.add_argument("--no-host", action="store_true", help="leave out the cost of a call on the smallest problem")
+    parser.add_argument("--csv", metavar="FILE")
+    cpu = parser.add_argument_group("on the CPU")
+    cpu.add_argument("--direction", nargs="+", choices=["forward", "backward"])
+    cpu.add_argument(
+        "--shape", nargs="+", metavar="BxHxLxD", help="default: seven shapes from 8x12x128x64 to 1x1x8192x64"
+    )
+    cpu.add_argument("--threads", type=int)
+    cpu.add_argument("--json", metavar="FILE", help="- for standard output, instead of the table")
+    cuda = parser.add_argument_group("on a GPU (--device cuda)")
+    cuda.add_argument("--kind", nargs="+", choices=["forward", "growth", "decode"], help="default: all")
+    cuda.add_argument("--dim", nargs="+", type=dims, help="of 64 96 128 192/128 256; default: all")
+    cuda.add_argument("--len", nargs="+", type=int, help="default: 512 1024 4096 16384, growth 32768 65536 131072")
+    cuda.add_argument("--other", nargs="*", choices=gpu.OTHERS, help="whom to compare with; default: who is there")
+    cuda.add_argument("--rounds", type=int, help="rounds of a cell, instead of --seconds")
+    cuda.add_argument("--markdown", metavar="FILE", help="the tables as the README has them; - for standard output")
+    cuda.add_argument("--plot", metavar="PREFIX", help="PREFIX-full.svg and PREFIX-causal.svg; needs matplotlib")
+    options = parser.parse_args(arguments)
+    on_cuda = options.device == "cuda"
+    for action in (cpu if on_cuda else cuda)._group_actions:
+        if getattr(options, action.dest) is not None:
+            parser.error(f"{action.option_strings[0]} is not for --device {options.device}")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}, and it must be at least 1")
+    if on_cuda:
+        if not torch.cuda.is_available():
+            parser.error(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device")
+        options.dtype = options.dtype or ["bfloat16"]
+        if len(options.dtype) != 1 or options.dtype[0] not in ("bfloat16", "float16"):
+            parser.error(f"--dtype is {' '.join(options.dtype)}, and on a GPU it must be bfloat16 or float16")
+        (options.dtype,) = options.dtype
+    defaults = {
+        "dtype": ["float32", "bfloat16", "float16"],
+        "seconds": 1.0 if on_cuda else 2.0,
+        "direction": ["forward", "backward"],
+        "threads": torch.get_num_threads(),
+        "kind": ["forward", "growth", "decode"],
+        "dim": gpu.DIMS,
+        "len": [*gpu.LENGTHS, *gpu.GROWTH],
+        "other": gpu.OTHERS,
+    }
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.device == "cuda":
+        on_gpu(options)
+    else:
+        on_cpu(options)
 
 
 if __name__ == "__main__":

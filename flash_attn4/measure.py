@@ -44,15 +44,19 @@ def paired(
     max_runs: int = 1000,
     min_run_seconds: float = 2e-3,
     synchronize: Callable[[], None] | None = None,
+    timer: Callable[[Callable[[], object]], float] | None = None,
 ) -> dict[str, Timing]:
     """Time `functions` in turn for about `seconds` in all, after one warm-up each.
 
     A function that takes less than `min_run_seconds` is called in a loop that does, and counts as one run of the loop's
-    mean. `synchronize` waits for a device and is called at both ends of a run.
+    mean. `synchronize` waits for a device and is called at both ends of a run. `timer` calls a function once and
+    returns its seconds, by a device's own clock: then a run is one call.
     """
     wait = synchronize or (lambda: None)
 
     def run(function: Callable[[], object], calls: int) -> float:
+        if timer:
+            return timer(function)
         wait()
         start = time.perf_counter()
         for _ in range(calls):
@@ -63,8 +67,7 @@ def paired(
     calls = {}
     for name, function in functions.items():
         function()
-        once = run(function, 1)
-        calls[name] = max(1, round(min_run_seconds / max(once, 1e-9)))
+        calls[name] = 1 if timer else max(1, round(min_run_seconds / max(run(function, 1), 1e-9)))
     runs: dict[str, list[float]] = {name: [] for name in functions}
     end = time.perf_counter() + seconds
     for i in range(max_runs):
