@@ -14,6 +14,16 @@ FA4_DEVICE uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+// The compiler no longer knows x: what follows from it is computed where it stands, not before a loop, where it would
+// take registers.
+template <typename T> FA4_DEVICE void forget(T &x)
+{
+    if constexpr (sizeof(T) == 8)
+        asm volatile("" : "+l"(x));
+    else
+        asm volatile("" : "+r"(x));
+}
+
 // PTX ISA, "elect.sync": true in one lane of a full warp, always the same one.
 FA4_DEVICE bool elect_sync()
 {

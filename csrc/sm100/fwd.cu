@@ -287,7 +287,10 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
 {
     const uint32_t elected = elect_sync();
     const uint32_t qk = instruction_descriptor(BLOCK_Q, BLOCK_KV, FA4_BF16, false) | (args.negative ? NEGATE_A : 0);
-    const uint32_t pv = instruction_descriptor(BLOCK_Q, DV, FA4_BF16, true);
+    // The address that alloc gave: 0, all columns being ours. As the compiler does not know that, it keeps what it
+    // makes of it in uniform registers; constants it would move there anew for every product.
+    const uint32_t tmem = __shfl_sync(0xffffffff, s.tmem, 0);
+    const uint32_t pv = instruction_descriptor(BLOCK_Q, DV, FA4_BF16, true) | tmem;
     const uint64_t q_smem = shared_descriptor<ROW>(shared_address(s.queries), 0);
     const uint64_t k_smem = shared_descriptor<ROW>(shared_address(s.ring), 0);
     const uint64_t v_smem = shared_descriptor<ROW_V>(shared_address(s.ring), BLOCK_KV * ROW_V);
@@ -300,11 +303,13 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
 
         // S of a tile and the block of keys at this place of the ring.
         auto scores = [&](int t, uint32_t stage) {
-            const uint64_t q = q_smem + q_offset(t) / UNIT, k = k_smem + ring_offset(stage, true) / UNIT;
+            const uint64_t k = k_smem + ring_offset(stage, true) / UNIT;
+            uint64_t q = q_smem + q_offset(t) / UNIT;
+            if (D > 128 && t > 0) forget(q); // there are not enough uniform registers for the descriptors of both tiles
 #pragma unroll
             for (int i = 0; i < D / 16; i++) {
                 const int slab = i / (COLUMNS / 16), inside = i % (COLUMNS / 16) * 32;
-                tcgen05_mma_ss(TMEM_S + t * BLOCK_KV, q + (slab * BLOCK_Q * ROW + inside) / UNIT,
+                tcgen05_mma_ss(tmem + TMEM_S + t * BLOCK_KV, q + (slab * BLOCK_Q * ROW + inside) / UNIT,
                                k + (slab * BLOCK_KV * ROW + inside) / UNIT, qk, i > 0, elected);
             }
             tcgen05_commit(shared_address(&s.s_full[t]), elected);
@@ -312,7 +317,9 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
         // O of a tile plus its P times the block of values at this place. P comes in two parts.
         auto output = [&](int t, uint32_t stage, bool accumulate) {
             const uint64_t v = v_smem + ring_offset(stage, false) / UNIT;
-            const uint32_t p = TMEM_S + t * BLOCK_KV + TMEM_P, o = TMEM_O + t * DV;
+            const uint32_t o = tmem + TMEM_O + t * DV;
+            uint32_t p = tmem + TMEM_S + t * BLOCK_KV + TMEM_P;
+            if (D > 64 && D <= 128) forget(p); // nor for Q's and all of P
             mbarrier_wait(shared_address(&s.p_full[t]), p_parity >> t & 1);
             tcgen05_fence_after_thread_sync();
 #pragma unroll
@@ -617,10 +624,10 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
             }
             mbarrier_wait(shared_address(&sm.out_empty[t]), out_parity >> t & 1);
             out_parity ^= 1u << t;
-            // The volatile keeps the compiler from computing the addresses of all slabs once, and spilling them.
             uint32_t out = shared_address(sm.queries) + o_offset(t) + row * ROW_V,
                      swizzle = ROW_V == 128 ? row % 8 : row / 2 % 4;
-            asm volatile("" : "+r"(out), "+r"(swizzle));
+            forget(out); // of all slabs at once they would be spilled
+            forget(swizzle);
 #pragma unroll
             for (int c = 0; c < DV; c += 16) {
                 float o[16];
