@@ -277,6 +277,9 @@ def on_gpu(options: argparse.Namespace) -> None:
     about = {"date": time.strftime("%Y-%m-%d"), **device.about(), "flash_attn4": flash_attn4.__version__, **packages}
     with torch.no_grad():
         rows, lost = gpu_rows(options, chosen, device, attentions, about)
+    if options.csv:
+        report.write_csv(options.csv, about, rows)
+        about, rows = report.read_csv(options.csv)  # so that report.py says the same of it, to the last digit
     print("\n".join(report.summary(rows)))
     report.write(about, rows, csv_path=options.csv, to_markdown=options.markdown, to_plot=options.plot)
     if lost:
@@ -293,12 +296,13 @@ def gpu_rows(options, chosen, device, attentions, about) -> tuple[list[report.Ro
             report.write_csv(options.csv, about, rows)
 
     try:
-        about["matmul_tflops"] = round(device.matmul_tflops(options.dtype))
+        about["matmul_tflops"] = f"{device.matmul_tflops(options.dtype):.0f}"
         about["method"] = gpu.METHOD
         print(", ".join(f"{k} {v}" for k, v in about.items() if k != "method"), flush=True)
         for new in gpu.run(chosen, attentions, device, seconds=options.seconds, rounds=options.rounds):
             keep(new)
             print(report.cell_line(new), flush=True)
+        about["matmul_tflops"] += f" before, {device.matmul_tflops(options.dtype):.0f} after"
         if not options.no_host:
             host = gpu.host_rows(attentions, options.dtype, device, options.seconds)
             keep(host)

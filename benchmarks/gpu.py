@@ -226,7 +226,8 @@ class Gpu:
         """One run of all launches, as a graph where that is possible."""
         graph, last = torch.cuda.CUDAGraph(), []
         try:
-            with torch.cuda.graph(graph):
+            # The outer one brings the stream back where the inner one's end raises.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
                 for launch in launches:
                     last[:] = [launch()]
             return Replay(graph.replay, lambda: last[0], "graph")

@@ -221,6 +221,8 @@ def summary(rows: list[Row]) -> list[str]:
             lines.append(f"geometric mean {title}: {', '.join(means)}")
     if failed := [v.cell.name for v in found if v.ours is None]:
         lines.append(f"ours was not timed: {', '.join(failed)}")
+    if other := [v.cell.name for v in found if v.ours and v.ours.timing == "launches"]:
+        lines.append(f"no graph could be captured, so host time may count: {', '.join(other)}")
     if alone := [v.cell.name for v in found if v.ours and v.best is None]:
         lines.append(f"nothing to compare with: {', '.join(alone)}")
     return lines
@@ -255,7 +257,7 @@ def cell_line(rows: list[Row]) -> str:
         text += f" {verdict.best.name}"
     if verdict.ours and verdict.ours.sm_mhz:
         text += f"  {verdict.ours.sm_mhz} MHz {verdict.ours.watts} W"
-    return text
+    return "\n".join([text, *(f"    {row.name}: {row.note}" for row in rows if row.name == OURS and row.note)])
 
 
 # ---- Markdown

@@ -246,7 +246,7 @@ def results():
         timed(a, "ours", 10.0, sm_mhz=1700, watts=600, celsius=60, error=1e-3, allowed=2e-3, runs=9, launches=100),
         timed(a, "cudnn", 11.0, 1.1),
         timed(a, "fa2", 20.0, 2.0),
-        timed(b, "ours", 20.0, timing="graph", sm_mhz=1500, watts=700),
+        timed(b, "ours", 20.0, timing="launches", sm_mhz=1500, watts=700),
         timed(b, "cudnn", 25.0, 1.25),
         timed(b, "fa3", 18.0, 0.9),
         Row(c, "ours", note="wrong: error 1, 0.1 allowed"),
@@ -288,6 +288,7 @@ def test_the_summary_is_of_the_best_other():
     assert "geometric mean by mask: full 1.100, causal 0.900" in lines
     assert "ours was not timed: 192/128 full 512" in lines
     assert "nothing to compare with: 128 full 128k" in lines
+    assert "no graph could be captured, so host time may count: 128 causal 4k" in lines
 
 
 def test_a_line_for_the_log():
@@ -296,7 +297,9 @@ def test_a_line_for_the_log():
         f"{'128 full 1k':<24}ours {rows[0].tflops:.0f}  cudnn {rows[1].tflops:.0f}  fa2 {rows[2].tflops:.0f}"
         "  | 1.100 (1.090-1.110) cudnn  1700 MHz 600 W"
     )
-    assert report.cell_line(rows[6:8]) == f"{'192/128 full 512':<24}ours -  cudnn {rows[7].tflops:.0f}"
+    assert report.cell_line(rows[6:8]) == (
+        f"{'192/128 full 512':<24}ours -  cudnn {rows[7].tflops:.0f}\n    ours: wrong: error 1, 0.1 allowed"
+    )
 
 
 def test_the_markdown():
@@ -410,6 +413,7 @@ def test_the_whole_run_on_a_played_gpu(tmp_path, monkeypatch, capsys):
     assert "64 full 33" in out
     assert "matmul_tflops 700" in out
     about, rows = report.read_csv(paths["csv"])
+    assert about["matmul_tflops"] == "700 before, 700 after"
     assert len(rows) == 3 * len(small_cells()) + 3
     assert Path(paths["markdown"]).read_text() == report.markdown(about, rows, paths["csv"], [])
     assert out.rstrip().endswith(report.summary(rows)[-1])
