@@ -283,21 +283,22 @@ def on_gpu(options: argparse.Namespace) -> None:
     print("\n".join(report.summary(rows)))
     report.write(about, rows, csv_path=options.csv, to_markdown=options.markdown, to_plot=options.plot)
     if lost:
-        raise SystemExit(f"the device takes no more work, cells are missing: {lost}")
+        raise SystemExit(f"the run ended before its time: {lost}")
 
 
-def gpu_rows(options, chosen, device, attentions, about) -> tuple[list[report.Row], gpu.DeviceLost | None]:
+def gpu_rows(options, chosen, device, attentions, about) -> tuple[list[report.Row], Exception | None]:
     """Every row, in the CSV too after each cell; and the error that ended it before its time."""
     rows: list[report.Row] = []
+    about["method"] = gpu.METHOD
 
     def keep(new: list[report.Row]) -> None:
         rows.extend(new)
         if options.csv:
             report.write_csv(options.csv, about, rows)
 
+    keep([])  # a file that cannot be written is an error now, not after the first cell
     try:
         about["matmul_tflops"] = f"{device.matmul_tflops(options.dtype):.0f}"
-        about["method"] = gpu.METHOD
         print(", ".join(f"{k} {v}" for k, v in about.items() if k != "method"), flush=True)
         for new in gpu.run(chosen, attentions, device, seconds=options.seconds, rounds=options.rounds):
             keep(new)
@@ -307,7 +308,7 @@ def gpu_rows(options, chosen, device, attentions, about) -> tuple[list[report.Ro
             host = gpu.host_rows(attentions, options.dtype, device, options.seconds)
             keep(host)
             print("host " + ", ".join(f"{r.name} {r.us:.1f} us" if r.us else f"{r.name}: {r.note}" for r in host))
-    except gpu.DeviceLost as error:
+    except (gpu.DeviceLost, RuntimeError) as error:
         return rows, error
     return rows, None
 
@@ -357,6 +358,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for action in (cpu if on_cuda else cuda)._group_actions:
         if getattr(options, action.dest) is not None:
             parser.error(f"{action.option_strings[0]} is not for --device {options.device}")
+    for path in (options.csv, options.json, options.markdown, options.plot):
+        if path and not Path(path).parent.is_dir():
+            parser.error(f"{path}: there is no folder {Path(path).parent}")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}, and it must be at least 1")
     if on_cuda:

@@ -203,7 +203,8 @@ class DeviceLost(Exception):
 class Replay(NamedTuple):
     run: Callable[[], object]
     out: Callable[[], torch.Tensor]  # of the last launch of the last run
-    timing: str
+    timing: str  # as in Row
+    note: str = ""
 
 
 class Gpu:
@@ -231,14 +232,15 @@ class Gpu:
                 for launch in launches:
                     last[:] = [launch()]
             return Replay(graph.replay, lambda: last[0], "graph")
-        except Exception:
+        except Exception as error:
+            why = f"no graph: {reason(error)}"
             self.check()
 
         def run() -> None:
             for launch in launches:
                 last[:] = [launch()]
 
-        return Replay(run, lambda: last[0], "launches")
+        return Replay(run, lambda: last[0], "launches", why)
 
     def state_during(self, run: Callable[[], object]) -> dict[str, int]:
         """Clock, power and temperature while run is on its way; nothing without NVML."""
@@ -323,55 +325,63 @@ def measure(
     """Appends a row for each implementation to rows: one that fails has the reason in it. Raises DeviceLost."""
     sets = input_sets(cell, gpu)
     reference = Reference(cell, *sets[0])
-    calls: dict[str, list[Callable[[], torch.Tensor]]] = {}
-    mine: dict[str, Row] = {}
+    right: dict[str, list[Callable[[], torch.Tensor]]] = {}
     for name, attention in attentions.items():
-        row = mine[name] = Row(cell, name, allowed=reference.allowed)
+        row = Row(cell, name, allowed=reference.allowed)
         rows.append(row)
         launches = [partial(attention, cell, *tensors) for tensors in sets]
-        with warnings.catch_warnings(record=True) as said:  # SDPA warns of what a backend lacks, and then raises little
-            warnings.simplefilter("always")
-            try:
-                row.error = reference.error(after_poison(launches[0], cell, sets[0][0]))
-                row.note = verdict(row)
-                if not row.note:
-                    calls[name] = launches
-            except Exception as error:
-                row.note = reason(error, *said)
-                gpu.check()
-    if not calls:
-        return
-    # The same number of launches for all; the first set last, since its answer is known.
-    shortest = min(gpu.seconds(launches[i]) for launches in calls.values() for i in (1, 0))
-    launches_in_run = min(MOST_LAUNCHES, max(len(sets), math.ceil(RUN_SECONDS / shortest)))
-    order = [i % len(sets) for i in range(launches_in_run)][::-1]
-    replays: dict[str, Replay] = {}
-    for name, launches in calls.items():
-        replays[name] = gpu.capture([launches[i] for i in order])
-        mine[name].timing, mine[name].launches = replays[name].timing, launches_in_run
-    # Long enough to be worth a median, whatever a run takes.
+        if check(row, launches[0], reference, sets[0][0], gpu):
+            right[name] = launches
+    if right:
+        measured = {row.name: row for row in rows if row.name in right}
+        time_in_turn(measured, right, reference, gpu, seconds, rounds)
+
+
+def check(row: Row, attention: Callable[[], torch.Tensor], reference: Reference, like: torch.Tensor, gpu) -> bool:
+    """Whether it runs and its answer is right; the row has the error, or why not."""
+    with warnings.catch_warnings(record=True) as said:  # SDPA warns of what a backend lacks, and then raises little
+        warnings.simplefilter("always")
+        try:
+            row.error = reference.error(after_poison(attention, row.cell, like))
+            row.note = verdict(row)
+        except Exception as error:
+            row.note = reason(error, *said)
+            gpu.check()
+    return not row.note
+
+
+def time_in_turn(
+    rows: dict[str, Row],
+    launches: dict[str, list[Callable[[], torch.Tensor]]],
+    reference: Reference,
+    gpu,
+    seconds: float,
+    rounds: int | None,
+) -> None:
+    """Fills the rows; launches has for each implementation a call on each set of inputs."""
+    sets = len(launches[next(iter(rows))])
+    shortest = min(gpu.seconds(calls[i]) for calls in launches.values() for i in (1, 0))
+    count = min(MOST_LAUNCHES, max(sets, math.ceil(RUN_SECONDS / shortest)))
+    order = [i % sets for i in range(count)][::-1]  # the first set last: its answer is known
+    replays = {name: gpu.capture([calls[i] for i in order]) for name, calls in launches.items()}
     least, most = (rounds, rounds) if rounds else (5, 200)
-    times = paired(
-        {name: replay.run for name, replay in replays.items()},
-        seconds=seconds,
-        min_runs=least,
-        max_runs=most,
-        timer=gpu.seconds,
-    )
+    runs = {name: replay.run for name, replay in replays.items()}
+    times = paired(runs, seconds=seconds, min_runs=least, max_runs=most, timer=gpu.seconds)
     for name, replay in replays.items():
-        row, timing = mine[name], times[name]
+        row, timing = rows[name], times[name]
+        row.runs, row.launches, row.timing = len(timing.runs), count, replay.timing
         row.error = max(row.error, reference.error(replay.out()))
         row.note = verdict(row)
-        row.runs = len(timing.runs)
         if row.note:
             continue
-        row.us, row.us_low, row.us_high = _microseconds(timing, launches_in_run)
+        row.note = replay.note
+        row.us, row.us_low, row.us_high = _microseconds(timing, count)
         if name != OURS and OURS in times:
             gain = ratio(timing, times[OURS])
             row.ratio, (row.ratio_low, row.ratio_high) = gain.median, gain.spread
     if OURS in replays:
         for what, value in gpu.state_during(replays[OURS].run).items():
-            setattr(mine[OURS], what, value)
+            setattr(rows[OURS], what, value)
 
 
 def _microseconds(timing: Timing, launches: int = 1) -> tuple[float, float, float]:

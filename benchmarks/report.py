@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass
 class Row:
-    """One implementation on one cell. A quantity that is None was not measured, and note says why."""
+    """One implementation on one cell. A time that is None was not measured, and note says why."""
 
     cell: Cell
     name: str
@@ -221,8 +221,12 @@ def summary(rows: list[Row]) -> list[str]:
             lines.append(f"geometric mean {title}: {', '.join(means)}")
     if failed := [v.cell.name for v in found if v.ours is None]:
         lines.append(f"ours was not timed: {', '.join(failed)}")
-    if other := [v.cell.name for v in found if v.ours and v.ours.timing == "launches"]:
-        lines.append(f"no graph could be captured, so host time may count: {', '.join(other)}")
+    launched: dict[str, list[str]] = {}
+    for row in rows:
+        if row.timing == "launches" and row.us:
+            launched.setdefault(LABELS[row.name], []).append(row.cell.name)
+    for label, names in launched.items():
+        lines.append(f"{label} ran without a graph, so host time may count: {', '.join(names)}")
     if alone := [v.cell.name for v in found if v.ours and v.best is None]:
         lines.append(f"nothing to compare with: {', '.join(alone)}")
     return lines

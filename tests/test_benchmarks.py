@@ -288,7 +288,7 @@ def test_the_summary_is_of_the_best_other():
     assert "geometric mean by mask: full 1.100, causal 0.900" in lines
     assert "ours was not timed: 192/128 full 512" in lines
     assert "nothing to compare with: 128 full 128k" in lines
-    assert "no graph could be captured, so host time may count: 128 causal 4k" in lines
+    assert "ours ran without a graph, so host time may count: 128 causal 4k" in lines
 
 
 def test_a_line_for_the_log():
@@ -376,6 +376,7 @@ def test_the_table_on_the_cpu(tmp_path, capsys):
         ("--plot x", "--plot is not for --device cpu"),
         ("--device cuda --shape 1x1x1x1", "--shape is not for --device cuda"),
         ("--device cuda --dim 100", "argument --dim: invalid dims value: '100'"),
+        ("--device cuda --csv nowhere/a.csv", "nowhere/a.csv: there is no folder nowhere"),
         ("--rounds 0 --device cuda", "--rounds is 0, and it must be at least 1"),
         ("--device cuda --dtype float32", "--dtype is float32, and on a GPU it must be bfloat16 or float16"),
     ],
@@ -428,7 +429,7 @@ def test_a_lost_device_is_an_error_after_the_files_are_written(tmp_path, monkeyp
             raise gpu.DeviceLost("gone")
 
     monkeypatch.setattr(gpu, "Gpu", Lost)
-    with pytest.raises(SystemExit, match="the device takes no more work, cells are missing: gone"):
+    with pytest.raises(SystemExit, match="the run ended before its time: gone"):
         attention.main(["--device", "cuda", "--rounds", "1", "--csv", str(tmp_path / "a"), "--other", "fa2"])
     _, rows = report.read_csv(tmp_path / "a")
     assert [row.name for row in rows] == ["ours", "fa2"]
