@@ -19,7 +19,7 @@ from pathlib import Path
 OURS = "ours"
 LABELS = {
     "ours": "ours",
-    "ours_sdpa": "ours, as SDPA",
+    "ours_sdpa": "ours as SDPA",
     "cudnn": "cuDNN",
     "fa2": "FA2",
     "fa3": "FA3",
@@ -319,7 +319,7 @@ def _machine_line(about: dict[str, object], rows: list[Row]) -> str:
     if clocks and watts:
         text += f"; SM clock {between(clocks)} MHz, {between(watts)} W"
     if "matmul_tflops" in about:
-        text += f"; an 8192³ matrix product of the same dtype: {about['matmul_tflops']} TFLOP/s"
+        text += f"; an 8192³ matrix product of the same dtype, TFLOP/s: {about['matmul_tflops']}"
     return f"{text}. {about.get('method', '')}".rstrip()
 
 
