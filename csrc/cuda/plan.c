@@ -72,20 +72,63 @@ const char *fa4_cuda_fwd_unsupported(const fa4_fwd_params *p, int arch)
     return reason;
 }
 
+// What decides how many keys a tile sees.
+typedef struct {
+    int64_t len_q, len_kv, lo, hi; // the band clamped
+    int64_t rows, pack_log2, block_kv;
+} tile_keys;
+
+// Blocks of keys that a block of queries sees, and one for what a tile costs beside them.
+static int64_t cost_of(const void *context, int32_t block)
+{
+    const tile_keys *k = context;
+    const int64_t first = block * k->rows >> k->pack_log2;
+    const int64_t end = clamp((block + 1) * k->rows >> k->pack_log2, 0, k->len_q);
+    const int64_t key_begin = clamp(first + k->lo, 0, k->len_kv), key_end = clamp(end + k->hi, 0, k->len_kv);
+    return key_begin >= key_end ? 1 : 1 + divide_up(key_end, k->block_kv) - key_begin / k->block_kv;
+}
+
+// fa4_tiles_deal takes 5 to 20 us, and the layers of a model ask for the same: a thread keeps its last answer.
+static void deal(fa4_tiles *tiles, int32_t ctas, const tile_keys *keys)
+{
+    static _Thread_local struct {
+        fa4_tiles asked, dealt;
+        tile_keys keys;
+        int32_t ctas;
+    } kept;
+    if (kept.ctas != ctas || memcmp(&kept.asked, tiles, sizeof *tiles) || memcmp(&kept.keys, keys, sizeof *keys)) {
+        kept.asked = kept.dealt = *tiles;
+        kept.keys = *keys;
+        kept.ctas = ctas;
+        fa4_tiles_deal(&kept.dealt, ctas, cost_of, keys);
+    }
+    *tiles = kept.dealt;
+}
+
 static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t, int64_t section_bytes, int ctas)
 {
     const int64_t blocks = blocks_of(p, t), units = p->batch * p->heads_kv;
     const int64_t group = p->heads_q / p->heads_kv >> t->pack_log2;
     const int64_t unit_bytes = 2 * clamp(p->len_kv, 1, LENGTH_MAX) * (p->dim + p->dim_v);
     const int full = p->lo == FA4_UNBOUNDED_LO && p->hi >= p->len_kv - 1;
-    // Sections of about one round of CTAs would meet the turning points of the order in every round, and a last one
-    // that is smaller would end elsewhere than the others: all are the same, and go one and a half times round at
-    // least.
+    const tile_keys keys = {
+        .len_q = p->len_q,
+        .len_kv = p->len_kv,
+        .lo = clamp(p->lo, -p->len_q, p->len_kv),
+        .hi = clamp(p->hi, -p->len_q, p->len_kv),
+        .rows = t->rows,
+        .pack_log2 = t->pack_log2,
+        .block_kv = t->box_kv,
+    };
+    // Sections of about one round of CTAs would meet the turning points of the order in every round: they go one and a
+    // half times round at least. All are the same where that makes them at most half as large again.
     const int64_t fits = clamp(section_bytes / unit_bytes, 1, units);
     const int64_t rounds = clamp(divide_up(3 * ctas / 2, group * blocks), 1, units);
-    int64_t sections = units / (fits > rounds ? fits : rounds);
-    while (units % sections != 0) sections--;
-    return (fa4_tiles){
+    const int64_t least = fits > rounds ? fits : rounds;
+    int64_t section = least;
+    while (section < units && units % section != 0) section++;
+    if (2 * section > 3 * least) section = least;
+    fa4_tiles tiles = {
         .count = (int32_t)(units * group * blocks),
         .blocks = (int32_t)blocks,
         .units = (int32_t)units,
@@ -93,9 +136,12 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t, int6
         .group = (int32_t)group,
         // With tiles of one length the order within a unit is as good as any, and one unit after another is kindest to
         // L2.
-        .section = full ? 1 : (int32_t)(units / sections),
-        .longest_last = p->lo == FA4_UNBOUNDED_LO,
+        .section = full ? 1 : (int32_t)section,
+        .longest_last = cost_of(&keys, (int32_t)blocks - 1) >= cost_of(&keys, 0),
+        .last_round = -1,
     };
+    if (!full) deal(&tiles, (int32_t)clamp(tiles.count, 1, ctas), &keys); // the grid has no CTA without a tile
+    return tiles;
 }
 
 static fa4_fwd_args args_of(const fa4_fwd_params *p, const fa4_fwd_kernels *kernels, const fa4_fwd_tiling *t, int ctas)
@@ -167,13 +213,14 @@ fa4_status fa4_fwd_plan(const fa4_fwd_params *p, const fa4_chip *chip, fa4_plan 
     plan->kernel = t.kernel[p->dtype == FA4_BF16];
     if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return FA4_OK;
 
-    const fa4_fwd_args args = args_of(p, kernels, &t, chip->multiprocessors);
+    const int ctas = (int)clamp(chip->multiprocessors, 1, FA4_CTAS_MAX);
+    const fa4_fwd_args args = args_of(p, kernels, &t, ctas);
     _Static_assert(sizeof args <= FA4_PLAN_ARGS, "the plan must hold the arguments");
     memcpy(plan->args, &args, sizeof args);
     plan->args_size = sizeof args;
     plan->map_count = 4;
     set_maps(p, &t, plan->map);
-    plan->grid[0] = (uint32_t)clamp(args.tiles.count, 1, chip->multiprocessors);
+    plan->grid[0] = (uint32_t)clamp(args.tiles.count, 1, ctas);
     plan->block[0] = (uint32_t)t.threads;
     plan->grid[1] = plan->grid[2] = plan->block[1] = plan->block[2] = 1;
     plan->cluster[0] = plan->cluster[1] = plan->cluster[2] = 1;

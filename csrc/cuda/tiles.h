@@ -1,11 +1,18 @@
-// The order in which persistent CTAs take tiles of queries. Plain arithmetic on the CTA's index: nothing in memory
-// counts, so a launch has nothing to reset and a graph can replay it. Host and device.
+// The order in which persistent CTAs take tiles of queries. Plain arithmetic on the CTA's index and a small table:
+// nothing in memory counts, so a launch has nothing to reset and a graph can replay it. Host and device.
 //
 // A unit is one K/V head of one batch with the query heads that share it. Units are taken in sections whose K and V fit
 // in the L2 cache together; inside a section the tiles go by the number of keys they see, all heads of one block of
 // queries side by side. The last section runs from most to fewest keys, so that what is left over at the end is short,
-// and the sections before it alternate: there is no jump in length between them. CTAs take the list forth and back in
-// turns, which gives each the same sum when lengths fall evenly.
+// and the sections before it alternate: there is no jump in length between them. CTAs are dealt this list in rounds,
+// always from the first CTA on, or forth and back in turns: whichever ends earlier. The last round, which need not be
+// whole, is dealt by need: its longest tile to the CTA that has the least to do, and so on.
+//
+// Why no clusterlaunchcontrol (a CTA that is done cancels one that has not begun, and takes its tile): it is greedy, as
+// if CTAs were launched one by one in this order. Simulated (tests/test_tiles.py), greedy ends within 2 % of this order
+// on either side, because the tiles' lengths are known beforehand. It would pay where they are not: lengths of their
+// own for each batch, or other work on the chip at the same time. It costs an asynchronous request and an answer
+// through shared memory a tile, which every warp has to wait for, and Hopper has none.
 #ifndef FA4_CUDA_TILES_H
 #define FA4_CUDA_TILES_H
 
@@ -17,14 +24,19 @@
 #    define FA4_HOST_DEVICE static inline
 #endif
 
+enum { FA4_CTAS_MAX = 256 };
+
 typedef struct {
-    int32_t count;        // tiles in all
-    int32_t blocks;       // tiles of one head
-    int32_t units;        // batch * heads_kv
-    int32_t heads_kv;     //
-    int32_t group;        // query heads of a unit
-    int32_t section;      // units of a section
-    int32_t longest_last; // 1: later blocks of a head see more keys
+    int32_t count;              // tiles in all
+    int32_t blocks;             // tiles of one head
+    int32_t units;              // batch * heads_kv
+    int32_t heads_kv;           //
+    int32_t group;              // query heads of a unit
+    int32_t section;            // units of a section
+    int32_t longest_last;       // 1: later blocks of a head see more keys
+    int32_t turns;              // 1: every other round is dealt backwards
+    int32_t last_round;         // -1: dealt as any
+    uint8_t last[FA4_CTAS_MAX]; // which tile of the last round each CTA takes
 } fa4_tiles;
 
 typedef struct {
@@ -32,9 +44,10 @@ typedef struct {
 } fa4_tile;
 
 // The tile that CTA cta of ctas takes in this round; count or more when there is none.
-FA4_HOST_DEVICE int32_t fa4_tile_index(int32_t round, int32_t cta, int32_t ctas)
+FA4_HOST_DEVICE int32_t fa4_tile_index(const fa4_tiles *t, int32_t round, int32_t cta, int32_t ctas)
 {
-    return round * ctas + (round & 1 ? ctas - 1 - cta : cta);
+    if (round == t->last_round) return round * ctas + t->last[cta];
+    return round * ctas + (round & t->turns ? ctas - 1 - cta : cta);
 }
 
 FA4_HOST_DEVICE fa4_tile fa4_tile_at(const fa4_tiles *t, int32_t index)
@@ -54,5 +67,17 @@ FA4_HOST_DEVICE fa4_tile fa4_tile_at(const fa4_tiles *t, int32_t index)
     tile.head = tile.head_kv * t->group + beside % t->group;
     return tile;
 }
+
+// What a block of queries costs.
+typedef int64_t fa4_tile_cost(const void *context, int32_t block);
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+// Fills turns, last_round and last of tiles whose other members are set, for at most FA4_CTAS_MAX CTAs. Host.
+void fa4_tiles_deal(fa4_tiles *t, int32_t ctas, fa4_tile_cost *cost, const void *context);
+#ifdef __cplusplus
+}
+#endif
 
 #endif

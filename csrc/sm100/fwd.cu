@@ -188,7 +188,7 @@ template <typename F> FA4_DEVICE void for_each_work(const fa4_fwd_args &args, F 
 {
 #pragma unroll 1
     for (int round = 0; round * (int)gridDim.x < args.tiles.count; round++) {
-        const int index = fa4_tile_index(round, blockIdx.x, gridDim.x);
+        const int index = fa4_tile_index(&args.tiles, round, blockIdx.x, gridDim.x);
         if (index < args.tiles.count) body(work_of(args, index));
     }
 }

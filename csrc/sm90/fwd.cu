@@ -127,7 +127,7 @@ struct tile_cursor {
     __device__ __forceinline__ bool next(const fa4_fwd_args &args)
     {
         while (round * (int)gridDim.x < args.tiles.count) {
-            const int index = fa4_tile_index(round++, blockIdx.x, gridDim.x);
+            const int index = fa4_tile_index(&args.tiles, round++, blockIdx.x, gridDim.x);
             if (index >= args.tiles.count) continue;
             tile = fa4_tile_at(&args.tiles, index);
             n = blocks_of(args, tile.batch, tile.block * WARPGROUPS * ROWS, WARPGROUPS * ROWS);

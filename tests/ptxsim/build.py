@@ -110,7 +110,8 @@ def module():
 
 def plan_module():
     """The extension module _fa4plan: the C API's plans of forward calls, without any kernel."""
-    sources = [CSRC / "dispatch.c", *sorted(CSRC.glob("*/plan.c")), CSRC / "cuda" / "maps.c", CSRC / "cpu" / "cpuid.c"]
+    sources = [CSRC / path for path in ("dispatch.c", "cpu/cpuid.c", "cuda/maps.c", "cuda/tiles.c")]
+    sources += sorted(CSRC.glob("*/plan.c"))
     weak = ["-DFA4_CUDA", f"-I{CSRC}", f"-include{HERE / 'plan_weak.h'}"]
     with lock():
         flags = [*FLAGS, *weak, *module_flags()]

@@ -10,6 +10,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cuda/args.h"
 #include "plan.h"
 
 namespace py = pybind11;
@@ -87,7 +88,7 @@ py::dict plan_dict(const fa4_plan &plan)
     return d;
 }
 
-py::dict fwd_plan(const py::dict &d, int arch, int multiprocessors)
+fa4_plan plan_of(const py::dict &d, int arch, int multiprocessors)
 {
     fa4_fwd_params p = params(d);
     fa4_chip chip = {};
@@ -95,7 +96,33 @@ py::dict fwd_plan(const py::dict &d, int arch, int multiprocessors)
     chip.multiprocessors = multiprocessors;
     fa4_plan plan = {};
     if (fa4_fwd_plan(&p, &chip, &plan) != FA4_OK) throw py::value_error(fa4_last_error());
-    return plan_dict(plan);
+    return plan;
+}
+
+py::dict fwd_plan(const py::dict &d, int arch, int multiprocessors)
+{
+    return plan_dict(plan_of(d, arch, multiprocessors));
+}
+
+// What each CTA of a plan takes, in its order: [[(place in the list, batch, head, head of k and v, block), ...], ...].
+py::list fwd_tiles(const py::dict &d, int arch, int multiprocessors)
+{
+    const fa4_plan plan = plan_of(d, arch, multiprocessors);
+    fa4_fwd_args args;
+    std::memcpy(&args, plan.args, sizeof args);
+    const int ctas = static_cast<int>(plan.grid[0] / plan.cluster[0]); // a cluster takes a tile together
+    py::list all;
+    for (int cta = 0; cta < ctas; cta++) {
+        py::list own;
+        for (int round = 0; round * ctas < args.tiles.count; round++) {
+            const int index = fa4_tile_index(&args.tiles, round, cta, ctas);
+            if (index >= args.tiles.count) continue;
+            const fa4_tile tile = fa4_tile_at(&args.tiles, index);
+            own.append(py::make_tuple(index, tile.batch, tile.head, tile.head_kv, tile.block));
+        }
+        all.append(own);
+    }
+    return all;
 }
 
 py::object fwd_unsupported(const py::dict &d, int arch)
@@ -110,5 +137,6 @@ py::object fwd_unsupported(const py::dict &d, int arch)
 PYBIND11_MODULE(_fa4plan, m)
 {
     m.def("fwd_plan", fwd_plan);
+    m.def("fwd_tiles", fwd_tiles);
     m.def("fwd_unsupported", fwd_unsupported);
 }

@@ -53,6 +53,12 @@ def fwd_plan(fwd_params, arch, multiprocessors=2):
     return _fa4plan.fwd_plan(fwd_params, arch, multiprocessors)
 
 
+def fwd_tiles(fwd_params, arch, multiprocessors):
+    """What each CTA of the call's launch takes: [[(place in the list that CTAs are dealt, batch, head, head of k and v,
+    block of queries), ...], ...]. Heads that are packed into a tile count as one."""
+    return _fa4plan.fwd_tiles(fwd_params, arch, multiprocessors)
+
+
 def run_plan(module, plan, **how):
     """Runs a plan; how as Module.launch takes it (schedule, seed, model, check, ...). A plan without work: None."""
     if not all(plan["grid"]):
