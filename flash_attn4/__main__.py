@@ -194,8 +194,17 @@ def print_table(rows: list[dict]) -> None:
         )
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m flash_attn4", description=__doc__)
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["verify"]:
+        from . import verify
+
+        return verify.main(argv[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m flash_attn4",
+        description=__doc__,
+        epilog="python -m flash_attn4 verify: what the CUDA kernels assume, asked of the GPU that is there",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output, nothing else")
     parser.add_argument("--no-model", action="store_true", help="leave out the pretrained model")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each comparison (default 0.5)")
@@ -222,7 +231,8 @@ def main(argv: list[str] | None = None) -> None:
         print()
     else:
         print_table(document["shapes"])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,16 +7,20 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#ifndef FA4_KERNELS
+#    define FA4_KERNELS "../variants.def"
+#endif
+
 // Every kernel of variants.def; NULL those of an architecture that the build left out.
 #define FA4_CUDA_KERNEL(name, arch, file, flags) __attribute__((weak)) extern void name(void);
-#include "../variants.def"
+#include FA4_KERNELS
 
 static const struct {
     const char *name;
     void (*function)(void);
 } kernels[] = {
 #define FA4_CUDA_KERNEL(name, arch, file, flags) {#name, name},
-#include "../variants.def"
+#include FA4_KERNELS
 };
 
 enum { KERNELS = sizeof kernels / sizeof *kernels, DEVICES = 64, ATTRIBUTES = 2 };

@@ -79,18 +79,8 @@ FA4_DEVICE bool mbarrier_try_wait_parity(uint32_t mbar, uint32_t parity)
     return done;
 }
 
-#ifdef FA4_BOUNDED_WAITS // debug builds: a wait that does not end names its barrier and stops the kernel
-#    include <stdio.h>
-FA4_DEVICE void mbarrier_wait_named(uint32_t mbar, uint32_t parity, const char *name, int line)
-{
-    for (int tries = 0; !mbarrier_try_wait_parity(mbar, parity); tries++)
-        if (tries > 2000000) {
-            printf("block %d thread %d waits at line %d for %s, parity %u\n", blockIdx.x, threadIdx.x, line, name,
-                   parity);
-            __trap();
-        }
-}
-#    define mbarrier_wait(mbar, parity) mbarrier_wait_named(mbar, parity, #mbar, __LINE__)
+#ifdef FA4_BOUNDED_WAITS
+#    include "bounded.h"
 #else
 FA4_DEVICE void mbarrier_wait(uint32_t mbar, uint32_t parity)
 {

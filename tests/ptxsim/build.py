@@ -112,7 +112,7 @@ def plan_module():
     """The extension module _fa4plan: the C API's plans of forward calls, without any kernel."""
     sources = [CSRC / path for path in ("dispatch.c", "cpu/cpuid.c", "cuda/maps.c", "cuda/tiles.c")]
     sources += sorted(CSRC.glob("*/plan.c"))
-    weak = ["-DFA4_CUDA", f"-I{CSRC}", f"-include{HERE / 'plan_weak.h'}"]
+    weak = ["-DFA4_CUDA", f"-I{CSRC}", f"-include{CSRC / 'verify' / 'no_cpu.h'}"]
     with lock():
         flags = [*FLAGS, *weak, *module_flags()]
         return build(OUTPUT / f"_fa4plan{EXTENSION}", [*sources, HERE / "plan.cpp"], flags, ["-shared"], plan_headers)

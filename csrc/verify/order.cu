@@ -1,0 +1,48 @@
+// Probe of the order in which the tensor cores run what one thread issues: as the forward's mma warp does, O += P V and
+// right after it, with nothing in between, S = Q Kᵀ over the columns that hold P.
+#include "probe.h"
+
+struct order_args {
+    const uint32_t *in; // units of 16 bytes of shared memory: Q, K, V; then P as [rounds][128 lanes][64 words]
+    uint32_t *out;      // [CTAs][128 lanes][256]: the last S, and O
+    int32_t units, rounds;
+    int32_t k_start, v_start;          // Q starts at 0
+    uint32_t high, low, v_high, v_low; // of the matrix descriptors
+    uint32_t qk, pv;                   // instruction descriptors
+};
+
+enum { S_COLUMN = 0, P_COLUMN = 64, O_COLUMN = 128 };
+
+FA4_PROBE(128) fa4_probe_order(const __grid_constant__ order_args args)
+{
+    probe_smem &s = shared_memory();
+    copy_to_shared(s, args.in, args.units);
+    begin<1>(s);
+    for (int round = 0; round < args.rounds; round++) {
+        const uint32_t *row = args.in + args.units * 4 + (round * 128 + threadIdx.x) * 64;
+        for (int c = 0; c < 64; c += 8) {
+            uint32_t a[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) a[i] = row[c + i];
+            tcgen05_st_32x32b_x8(s.tmem + own_lanes() + P_COLUMN + c, a);
+        }
+        tcgen05_wait_st();
+        publish_tmem<1>();
+        if (threadIdx.x == 0) {
+            const uint32_t data = shared_address(s.data);
+            const uint64_t q = descriptor_at(args.high, args.low, data);
+            const uint64_t k = descriptor_at(args.high, args.low, data + args.k_start);
+            const uint64_t v = descriptor_at(args.v_high, args.v_low, data + args.v_start);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                tcgen05_mma_ts<1>(s.tmem + O_COLUMN, s.tmem + P_COLUMN + 8 * i, v + 128 * i, args.pv,
+                                  round > 0 || i > 0);
+#pragma unroll
+            for (int i = 0; i < 4; i++) tcgen05_mma_ss<1>(s.tmem + S_COLUMN, q + 2 * i, k + 2 * i, args.qk, i > 0);
+            tcgen05_commit<1>(shared_address(&s.done));
+        }
+        wait_done<1>(s, round & 1);
+    }
+    load_tmem(args.out + blockIdx.x * 128 * 256, s.tmem, 256);
+    end<1>(s);
+}

@@ -1,0 +1,208 @@
+// Instructions of Blackwell as the probes give them: every option open, so that what is assumed of each can be asked
+// one by one. GROUP: 1, or 2 for the tensor cores of a CTA pair. Sections of the PTX ISA as in csrc/sm100/ptx.h.
+#ifndef FA4_VERIFY_PTX_H
+#define FA4_VERIFY_PTX_H
+
+#include "../cuda/ptx.h"
+
+// PTX ISA, "mbarrier.try_wait", for arrivals of any CTA of the cluster.
+FA4_DEVICE bool mbarrier_try_wait_parity_cluster(uint32_t mbar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n\t"
+                 ".reg .pred p;\n\t"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t"
+                 "}"
+                 : "=r"(done)
+                 : "r"(mbar), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+// asm volatile("<before>.cta_group::<GROUP>.<after>" : : operands : "memory")
+#define FA4_GROUPED(before, after, ...)                                            \
+    do {                                                                           \
+        if constexpr (GROUP == 1)                                                  \
+            asm volatile(before ".cta_group::1" after : : __VA_ARGS__ : "memory"); \
+        else                                                                       \
+            asm volatile(before ".cta_group::2" after : : __VA_ARGS__ : "memory"); \
+    } while (0)
+
+template <int GROUP> FA4_DEVICE void tcgen05_alloc(uint32_t dst, uint32_t columns)
+{
+    FA4_GROUPED("tcgen05.alloc", ".sync.aligned.shared::cta.b32 [%0], %1;", "r"(dst), "r"(columns));
+}
+
+template <int GROUP> FA4_DEVICE void tcgen05_relinquish_alloc_permit()
+{
+    FA4_GROUPED("tcgen05.relinquish_alloc_permit", ".sync.aligned;", "n"(0));
+}
+
+template <int GROUP> FA4_DEVICE void tcgen05_dealloc(uint32_t tmem, uint32_t columns)
+{
+    FA4_GROUPED("tcgen05.dealloc", ".sync.aligned.b32 %0, %1;", "r"(tmem), "r"(columns));
+}
+
+FA4_DEVICE void tcgen05_fence_before_thread_sync()
+{
+    asm volatile("tcgen05.fence::before_thread_sync;" : : : "memory");
+}
+
+FA4_DEVICE void tcgen05_fence_after_thread_sync()
+{
+    asm volatile("tcgen05.fence::after_thread_sync;" : : : "memory");
+}
+
+FA4_DEVICE void tcgen05_wait_ld()
+{
+    asm volatile("tcgen05.wait::ld.sync.aligned;" : : : "memory");
+}
+
+FA4_DEVICE void tcgen05_wait_st()
+{
+    asm volatile("tcgen05.wait::st.sync.aligned;" : : : "memory");
+}
+
+#define FA4_R8(d, i)                                                                                            \
+    "=r"(d[i]), "=r"(d[i + 1]), "=r"(d[i + 2]), "=r"(d[i + 3]), "=r"(d[i + 4]), "=r"(d[i + 5]), "=r"(d[i + 6]), \
+        "=r"(d[i + 7])
+#define FA4_A8(a, i) \
+    "r"(a[i]), "r"(a[i + 1]), "r"(a[i + 2]), "r"(a[i + 3]), "r"(a[i + 4]), "r"(a[i + 5]), "r"(a[i + 6]), "r"(a[i + 7])
+
+// The warp's thread t has lane t, word i column i.
+FA4_DEVICE void tcgen05_ld_32x32b_x8(uint32_t *d, uint32_t tmem)
+{
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x8.b32 {%0,%1,%2,%3,%4,%5,%6,%7}, [%8];"
+                 : FA4_R8(d, 0)
+                 : "r"(tmem)
+                 : "memory");
+}
+
+FA4_DEVICE void tcgen05_st_32x32b_x8(uint32_t tmem, const uint32_t *a)
+{
+    asm volatile("tcgen05.st.sync.aligned.32x32b.x8.b32 [%0], {%1,%2,%3,%4,%5,%6,%7,%8};"
+                 :
+                 : "r"(tmem), FA4_A8(a, 0)
+                 : "memory");
+}
+
+FA4_DEVICE void tcgen05_ld_16x64b_x8(uint32_t *d, uint32_t tmem)
+{
+    asm volatile("tcgen05.ld.sync.aligned.16x64b.x8.b32 {%0,%1,%2,%3,%4,%5,%6,%7}, [%8];"
+                 : FA4_R8(d, 0)
+                 : "r"(tmem)
+                 : "memory");
+}
+
+FA4_DEVICE void tcgen05_ld_16x128b_x4(uint32_t *d, uint32_t tmem)
+{
+    asm volatile("tcgen05.ld.sync.aligned.16x128b.x4.b32 {%0,%1,%2,%3,%4,%5,%6,%7}, [%8];"
+                 : FA4_R8(d, 0)
+                 : "r"(tmem)
+                 : "memory");
+}
+
+FA4_DEVICE void tcgen05_ld_16x256b_x2(uint32_t *d, uint32_t tmem)
+{
+    asm volatile("tcgen05.ld.sync.aligned.16x256b.x2.b32 {%0,%1,%2,%3,%4,%5,%6,%7}, [%8];"
+                 : FA4_R8(d, 0)
+                 : "r"(tmem)
+                 : "memory");
+}
+
+// Threads 16..31 read 64 columns further.
+FA4_DEVICE void tcgen05_ld_16x32bx2_x8(uint32_t *d, uint32_t tmem)
+{
+    asm volatile("tcgen05.ld.sync.aligned.16x32bx2.x8.b32 {%0,%1,%2,%3,%4,%5,%6,%7}, [%8], 64;"
+                 : FA4_R8(d, 0)
+                 : "r"(tmem)
+                 : "memory");
+}
+
+// Products, from the one thread that calls: d (+)= a b.
+template <int GROUP>
+FA4_DEVICE void tcgen05_mma_ss(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate)
+{
+    FA4_GROUPED("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\ttcgen05.mma", ".kind::f16 [%0], %1, %2, %3, p;\n\t}",
+                "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate));
+}
+
+template <int GROUP>
+FA4_DEVICE void tcgen05_mma_ts(uint32_t d, uint32_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate)
+{
+    FA4_GROUPED("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\ttcgen05.mma", ".kind::f16 [%0], [%1], %2, %3, p;\n\t}",
+                "r"(d), "r"(a), "l"(b), "r"(descriptor), "r"(accumulate));
+}
+
+FA4_DEVICE void tcgen05_mma_tf32(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate)
+{
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\t"
+                 "tcgen05.mma.cta_group::1.kind::tf32 [%0], %1, %2, %3, p;\n\t}"
+                 :
+                 : "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate)
+                 : "memory");
+}
+
+// Keeps a for the next product, which is the last that uses it.
+FA4_DEVICE void tcgen05_mma_collector_fill(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate)
+{
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\t"
+                 "tcgen05.mma.cta_group::1.kind::f16.collector::a::fill [%0], %1, %2, %3, p;\n\t}"
+                 :
+                 : "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate)
+                 : "memory");
+}
+
+FA4_DEVICE void tcgen05_mma_collector_lastuse(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor,
+                                              uint32_t accumulate)
+{
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\t"
+                 "tcgen05.mma.cta_group::1.kind::f16.collector::a::lastuse [%0], %1, %2, %3, p;\n\t}"
+                 :
+                 : "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate)
+                 : "memory");
+}
+
+// Lanes whose bit is 1 stay as they are: 4 words, or 8 of a CTA pair.
+template <int GROUP>
+FA4_DEVICE void tcgen05_mma_masked(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, const uint32_t *off)
+{
+    if constexpr (GROUP == 1)
+        asm volatile("tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, {%4, %5, %6, %7}, 0;"
+                     :
+                     : "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(off[0]), "r"(off[1]), "r"(off[2]), "r"(off[3])
+                     : "memory");
+    else
+        asm volatile("tcgen05.mma.cta_group::2.kind::f16 [%0], %1, %2, %3, {%4, %5, %6, %7, %8, %9, %10, %11}, 0;"
+                     :
+                     : "r"(d), "l"(a), "l"(b), "r"(descriptor), FA4_A8(off, 0)
+                     : "memory");
+}
+
+// One arrival at mbar, of a pair at both CTAs' mbar, when this thread's products and copies so far are complete.
+template <int GROUP> FA4_DEVICE void tcgen05_commit(uint32_t mbar)
+{
+    if constexpr (GROUP == 1)
+        asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
+                     :
+                     : "r"(mbar)
+                     : "memory");
+    else
+        asm volatile("{\n\t.reg .b16 both;\n\tmov.b16 both, 3;\n\t"
+                     "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
+                     "[%0], both;\n\t}"
+                     :
+                     : "r"(mbar)
+                     : "memory");
+}
+
+// From shared to tensor memory; kind: 0 128x256b, 1 4x256b, 2 32x128b.warpx4.
+template <int GROUP> FA4_DEVICE void tcgen05_cp(int kind, uint32_t tmem, uint64_t descriptor)
+{
+    if (kind == 0) FA4_GROUPED("tcgen05.cp", ".128x256b [%0], %1;", "r"(tmem), "l"(descriptor));
+    if (kind == 1) FA4_GROUPED("tcgen05.cp", ".4x256b [%0], %1;", "r"(tmem), "l"(descriptor));
+    if (kind == 2) FA4_GROUPED("tcgen05.cp", ".32x128b.warpx4 [%0], %1;", "r"(tmem), "l"(descriptor));
+}
+
+#endif
