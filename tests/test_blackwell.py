@@ -40,13 +40,17 @@ def dtype_of(variant):
     return torch.bfloat16 if variant.startswith("bf16") else torch.float16
 
 
-def simulate(q, k, v, *, schedule="early", seed=0, multiprocessors=2, **how):
-    """out, lse of the kernel that the plan picks, in the simulator; a finding raises."""
+def planned(q, k, v, *, multiprocessors=2, ctas=0, **how):
     tensors = plan.params(q, k, v, q.new_empty(*q.shape[:3], v.shape[3]), torch.empty(q.shape[:3]), **how)
-    kernel = plan.fwd_plan(tensors, ARCH, multiprocessors)["kernel"]
-    out, lse, report = plan.forward(
-        module(kernel), q, k, v, arch=ARCH, multiprocessors=multiprocessors, schedule=schedule, seed=seed, **how
-    )
+    return plan.fwd_plan(tensors, ARCH, multiprocessors, ctas)
+
+
+def simulate(q, k, v, *, schedule="early", seed=0, multiprocessors=2, ctas=0, **how):
+    """out, lse of the kernel that the plan picks, in the simulator; a finding raises. ctas asks for the form: 1 CTAs
+    alone, 2 pairs."""
+    chosen = {"multiprocessors": multiprocessors, "ctas": ctas, **how}
+    kernel = planned(q, k, v, **chosen)["kernel"]
+    out, lse, report = plan.forward(module(kernel), q, k, v, arch=ARCH, schedule=schedule, seed=seed, **chosen)
     assert report is None or report.finished
     return out, lse
 
@@ -64,7 +68,7 @@ def right(out, lse, q, k, v, **call):
 
 def check(q, k, v, *, schedules=("early", "late"), seeds=0, **how):
     """Right under every schedule, and the same bits under all of them."""
-    bound = {name: value for name, value in how.items() if name not in ("len_kv_of", "multiprocessors")}
+    bound = {name: value for name, value in how.items() if name not in ("len_kv_of", "multiprocessors", "ctas")}
     results = [simulate(q, k, v, schedule=schedule, **how) for schedule in schedules]
     results += [simulate(q, k, v, schedule="random", seed=s, **how) for s in range(max(seeds, SEEDS))]
     out, lse = results[0]

@@ -198,32 +198,36 @@ static void set_maps(const fa4_fwd_params *p, const fa4_fwd_tiling *t, fa4_tenso
     }
     // Without a key there is nothing to load, but the driver wants maps of something.
     const int keys = p->len_kv > 0;
-    map[1] = keys ? fa4_map_of(p->k, p->dtype, size.k, p->stride_k, t->box_kv, columns) : map[0];
-    map[2] = keys ? fa4_map_of(p->v, p->dtype, size.v, p->stride_v, t->box_kv, columns_v) : map[0];
+    map[1] = keys ? fa4_map_of(p->k, p->dtype, size.k, p->stride_k, t->box_k, columns) : map[0];
+    map[2] = keys ? fa4_map_of(p->v, p->dtype, size.v, p->stride_v, t->box_v, columns_v) : map[0];
 }
 
 fa4_status fa4_fwd_plan(const fa4_fwd_params *p, const fa4_chip *chip, fa4_plan *plan)
 {
     const char *reason = fa4_fwd_unsupported(p, chip->arch);
     if (reason) return fa4_fail(FA4_UNSUPPORTED, "%s", reason);
-    const fa4_fwd_kernels *kernels = kernels_of(chip->arch);
     fa4_fwd_tiling t;
-    kernels->tiling_of(p, &t);
-    memset(plan, 0, sizeof *plan);
-    plan->kernel = t.kernel[p->dtype == FA4_BF16];
-    if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return FA4_OK;
+    kernels_of(chip->arch)->tiling_of(p, &t);
+    fa4_fwd_plan_of(p, chip, &t, plan);
+    return FA4_OK;
+}
 
-    const int ctas = (int)clamp(chip->multiprocessors, 1, FA4_CTAS_MAX);
-    const fa4_fwd_args args = args_of(p, kernels, &t, ctas);
+void fa4_fwd_plan_of(const fa4_fwd_params *p, const fa4_chip *chip, const fa4_fwd_tiling *t, fa4_plan *plan)
+{
+    memset(plan, 0, sizeof *plan);
+    plan->kernel = t->kernel[p->dtype == FA4_BF16];
+    if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return;
+
+    const int clusters = (int)clamp(chip->multiprocessors / t->ctas, 1, FA4_CTAS_MAX);
+    const fa4_fwd_args args = args_of(p, kernels_of(chip->arch), t, clusters);
     _Static_assert(sizeof args <= FA4_PLAN_ARGS, "the plan must hold the arguments");
     memcpy(plan->args, &args, sizeof args);
     plan->args_size = sizeof args;
     plan->map_count = 4;
-    set_maps(p, &t, plan->map);
-    plan->grid[0] = (uint32_t)clamp(args.tiles.count, 1, ctas);
-    plan->block[0] = (uint32_t)t.threads;
-    plan->grid[1] = plan->grid[2] = plan->block[1] = plan->block[2] = 1;
-    plan->cluster[0] = plan->cluster[1] = plan->cluster[2] = 1;
-    plan->shared_bytes = t.shared_bytes;
-    return FA4_OK;
+    set_maps(p, t, plan->map);
+    plan->grid[0] = (uint32_t)(t->ctas * clamp(args.tiles.count, 1, clusters));
+    plan->block[0] = (uint32_t)t->threads;
+    plan->cluster[0] = (uint32_t)t->ctas;
+    plan->grid[1] = plan->grid[2] = plan->block[1] = plan->block[2] = plan->cluster[1] = plan->cluster[2] = 1;
+    plan->shared_bytes = t->shared_bytes;
 }

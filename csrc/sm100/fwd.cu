@@ -28,6 +28,11 @@
 //
 // and named barriers STATS + 4 tile + warp, of 64 threads: a softmax warp tells its correction warp.
 //
+// In the pair form the two CTAs of a cluster share tiles of 256 queries, 128 each, and every block of keys: a CTA loads
+// half of the keys of K and half of the columns of V. The mma warp of the first CTA issues products of M = 256, which
+// read from and write to both. It waits for both, at barriers of the first CTA alone (kv_full, q_full, p_full, p_last)
+// that count twice the arrivals; its commits arrive at the barriers of both.
+//
 // One compilation is one variant: FA4_KERNEL its name, FA4_BF16 1 or 0 for f16, FA4_SHAPE a line of shapes.def.
 #include "../cuda/device.h"
 #include "args.h"
@@ -48,9 +53,13 @@ constexpr fa4_sm100_shape SHAPE = FA4_SHAPE_NAMED(FA4_SHAPE);
 enum {
     D = SHAPE.dim,
     DV = SHAPE.dim_v,
+    CTAS = SHAPE.ctas, // that work as one
     TILES = FA4_SM100_TILES,
     BLOCK_Q = FA4_SM100_BLOCK_Q,
     BLOCK_KV = FA4_SM100_BLOCK_KV,
+    TILE_ROWS = CTAS * BLOCK_Q,
+    K_ROWS = BLOCK_KV / CTAS, // of a block of K in this CTA
+    V_COLUMNS = DV / CTAS,    // of a block of V in this CTA
     STAGES = SHAPE.stages,
     THREADS = 512,
     WARPS = 4, // of a warpgroup
@@ -62,14 +71,17 @@ enum {
     ROW_V = 2 * COLUMNS_V,
     FRAGMENT = 32, // columns of S that a warp loads at once
 };
-static_assert(D % COLUMNS == 0 && DV % COLUMNS_V == 0 && DV % 16 == 0, "whole slabs, and N of P V");
+static_assert(D % COLUMNS == 0 && V_COLUMNS % COLUMNS_V == 0 && DV % 16 == 0, "whole slabs, and N of P V");
+
+// Shared memory is short: O takes the place of Q, the places of the ring overlap.
+constexpr bool TIGHT = SHAPE.o_places == 0;
 
 // Tensor memory columns: S of both tiles (P goes over the right half of its S), then O of both.
 enum { TMEM_S = 0, TMEM_P = BLOCK_KV / 2, TMEM_O = TILES * BLOCK_KV, TMEM_COLUMNS = 512 };
 static_assert(TMEM_O + TILES * DV <= TMEM_COLUMNS, "S and O of two tiles must fit in tensor memory");
 
 struct smem {
-    alignas(1024) unsigned char queries[FA4_SM100_QUERY_BYTES(SHAPE)]; // Q of both tiles, O of both, or O over Q
+    alignas(1024) unsigned char queries[FA4_SM100_QUERY_BYTES(SHAPE)]; // Q of both tiles, then O, or O over Q
     alignas(1024) unsigned char ring[FA4_SM100_RING_BYTES(SHAPE)];     // K V K V ...
     float factor[TILES][BLOCK_Q]; // what O is multiplied by; after the last block l
     float row_max[TILES][BLOCK_Q];
@@ -85,10 +97,10 @@ static_assert(sizeof(smem) <= 227 * 1024, "one CTA may use 227 KiB");
 enum {
     Q_BYTES = BLOCK_Q * D * 2,
     O_BYTES = BLOCK_Q * DV * 2,
-    K_BYTES = BLOCK_KV * D * 2,
-    V_BYTES = BLOCK_KV * DV * 2,
-    O_OFFSET = SHAPE.tight ? 0 : TILES * Q_BYTES,
-    O_STEP = SHAPE.tight ? Q_BYTES : O_BYTES,
+    K_BYTES = K_ROWS * D * 2,
+    V_BYTES = BLOCK_KV * V_COLUMNS * 2,
+    O_OFFSET = TIGHT ? 0 : TILES * Q_BYTES,
+    O_STEP = TIGHT ? Q_BYTES : (SHAPE.o_places - 1) * O_BYTES,
 };
 
 FA4_DEVICE uint32_t q_offset(int t)
@@ -106,10 +118,10 @@ FA4_DEVICE uint32_t o_offset(int t)
 // overlap.
 FA4_DEVICE uint32_t ring_offset(uint32_t stage, bool is_k)
 {
-    if (!SHAPE.tight) return stage * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES);
+    if (!TIGHT) return stage * (K_BYTES > V_BYTES ? K_BYTES : V_BYTES);
     return stage == 0 ? 0 : stage == 1 ? (is_k ? V_BYTES : K_BYTES) : K_BYTES + V_BYTES;
 }
-static_assert(!SHAPE.tight || STAGES == 3 && DV <= D, "the places of a tight ring");
+static_assert(!TIGHT || STAGES == 3 && DV <= D && CTAS == 1, "the places of a tight ring");
 
 // Named barriers. BARRIER_TMEM: softmax, correction and mma warps, before tensor memory is given back.
 enum { BARRIER_TMEM = 1, BARRIER_STATS = 2, TMEM_THREADS = 13 * 32 };
@@ -144,13 +156,19 @@ struct blocks {
     }
 };
 
-// The 256 rows of a CTA, and how many keys this batch has. A row is a query, or one of the heads packed with it.
+// The two tiles of a CTA or pair, and how many keys this batch has. A row is a query, or one of the heads packed with
+// it.
 struct work {
     fa4_tile tile;
     int len_kv;
+    __device__ __forceinline__ int tile_row(int t) const
+    {
+        return (tile.block * TILES + t) * TILE_ROWS;
+    }
+    // Of the BLOCK_Q rows that are this CTA's.
     __device__ __forceinline__ int first_row(int t) const
     {
-        return (tile.block * TILES + t) * BLOCK_Q;
+        return tile_row(t) + (CTAS == 1 ? 0 : cluster_ctarank() * BLOCK_Q);
     }
 };
 
@@ -164,8 +182,8 @@ FA4_DEVICE work work_of(const fa4_fwd_args &args, int index)
 
 FA4_DEVICE blocks blocks_of(const fa4_fwd_args &args, const work &w, int t)
 {
-    const int first = w.first_row(t) >> args.pack_log2; // queries
-    const int last = min(w.first_row(t) + BLOCK_Q - 1 >> args.pack_log2, args.len_q - 1);
+    const int first = w.tile_row(t) >> args.pack_log2; // queries
+    const int last = min(w.tile_row(t) + TILE_ROWS - 1 >> args.pack_log2, args.len_q - 1);
     const int key_begin = max(0, first + args.lo), key_end = min(w.len_kv, last + args.hi + 1);
     if (first > last || key_begin >= key_end) return {0, 0};
     return {key_begin / BLOCK_KV, (key_end + BLOCK_KV - 1) / BLOCK_KV};
@@ -183,12 +201,12 @@ FA4_DEVICE both_blocks both_blocks_of(const fa4_fwd_args &args, const work &w)
     return {{a, b}, all};
 }
 
-// Calls body(work) for each tile of this CTA.
+// Calls body(work) for each two tiles of this CTA or pair.
 template <typename F> FA4_DEVICE void for_each_work(const fa4_fwd_args &args, F body)
 {
 #pragma unroll 1
-    for (int round = 0; round * (int)gridDim.x < args.tiles.count; round++) {
-        const int index = fa4_tile_index(&args.tiles, round, blockIdx.x, gridDim.x);
+    for (int round = 0; round * (int)(gridDim.x / CTAS) < args.tiles.count; round++) {
+        const int index = fa4_tile_index(&args.tiles, round, blockIdx.x / CTAS, gridDim.x / CTAS);
         if (index < args.tiles.count) body(work_of(args, index));
     }
 }
@@ -200,7 +218,79 @@ FA4_DEVICE void arrive_warp(uint64_t *mbar)
     if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(mbar));
 }
 
+// Of a barrier that the mma warp waits for: where it does, in the first CTA of a pair.
+FA4_DEVICE uint32_t mma_address(const uint64_t *mbar)
+{
+    return CTAS == 1 ? shared_address(mbar) : mapa(shared_address(mbar), 0);
+}
+
+// As arrive_warp, at a barrier that the mma warp waits for. What it says is of tensor memory, behind
+// tcgen05_fence_before_thread_sync.
+FA4_DEVICE void tell_mma(uint64_t *mbar)
+{
+    if (CTAS == 1) return arrive_warp(mbar);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed_cluster(mma_address(mbar));
+}
+
+// Waits for a barrier at which the other CTA of a pair arrives too, before tcgen05_fence_after_thread_sync.
+FA4_DEVICE void wait_tmem(uint64_t *mbar, uint32_t parity)
+{
+    if (CTAS == 1)
+        mbarrier_wait(shared_address(mbar), parity);
+    else
+        mbarrier_wait_relaxed_cluster(shared_address(mbar), parity);
+}
+
+// The same for what is in shared memory.
+FA4_DEVICE void wait_smem(uint64_t *mbar, uint32_t parity)
+{
+    wait_tmem(mbar, parity);
+    if (CTAS > 1) fence_acquire_shared_cluster();
+}
+
+// The warp's products until now are complete: an arrival at mbar, in a pair at those of both CTAs.
+FA4_DEVICE void commit(uint64_t *mbar, uint32_t elected)
+{
+    if (CTAS == 1)
+        tcgen05_commit(shared_address(mbar), elected);
+    else
+        tcgen05_commit_multicast(shared_address(mbar), 3, elected);
+}
+
+// Softmax and correction warps: tensor memory is no longer theirs.
+FA4_DEVICE void leave_tmem()
+{
+    tcgen05_fence_before_thread_sync();
+    if (CTAS == 1) bar_arrive(BARRIER_TMEM, TMEM_THREADS);
+}
+
 // ---- Load
+
+FA4_DEVICE void arrive_expect(uint32_t mbar, uint32_t bytes)
+{
+    if (CTAS == 1)
+        mbarrier_arrive_expect_tx(mbar, bytes);
+    else
+        mbarrier_arrive_expect_tx_relaxed_cluster(mbar, bytes);
+}
+
+FA4_DEVICE void load_keys(uint32_t dst, const CUtensorMap *map, int column, int row, int head, int batch, uint32_t mbar)
+{
+    if (CTAS == 1)
+        cp_async_bulk_tensor_4d_load(dst, map, column, row, head, batch, mbar, FA4_EVICT_LAST);
+    else
+        cp_async_bulk_tensor_4d_load_pair(dst, map, column, row, head, batch, mbar, FA4_EVICT_LAST);
+}
+
+FA4_DEVICE void load_queries(uint32_t dst, const CUtensorMap *map, int column, int query, int head, int batch,
+                             uint32_t mbar)
+{
+    if (CTAS == 1)
+        cp_async_bulk_tensor_5d_load(dst, map, column, 0, query, head, batch, mbar, FA4_EVICT_FIRST);
+    else
+        cp_async_bulk_tensor_5d_load_pair(dst, map, column, 0, query, head, batch, mbar, FA4_EVICT_FIRST);
+}
 
 FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *map_q, const CUtensorMap *map_k,
                           const CUtensorMap *map_v)
@@ -208,45 +298,46 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
     const bool elected = elect_sync();
     ring<STAGES> at;
     uint32_t q_parity = 3, end_parity = 0;
+    const int rank = CTAS == 1 ? 0 : cluster_ctarank();
     for_each_work(args, [&](const work &w) {
         const int head_q = w.tile.head * args.step_head[0], batch_q = w.tile.batch * args.step_batch[0];
         const int head_k = w.tile.head_kv * args.step_head[1], batch_k = w.tile.batch * args.step_batch[1];
         const int head_v = w.tile.head_kv * args.step_head[2], batch_v = w.tile.batch * args.step_batch[2];
 
         auto load_k = [&](int block) {
-            const uint32_t full = shared_address(&s.kv_full[at.stage]);
+            const uint32_t full = mma_address(&s.kv_full[at.stage]);
             const uint32_t dst = shared_address(s.ring) + ring_offset(at.stage, true);
-            mbarrier_wait(shared_address(&s.kv_empty[at.stage]), at.parity ^ 1);
-            if (SHAPE.tight && at.stage == 0) mbarrier_wait(shared_address(&s.kv_empty[1]), at.parity ^ 1);
+            wait_smem(&s.kv_empty[at.stage], at.parity ^ 1);
+            if (TIGHT && at.stage == 0) wait_smem(&s.kv_empty[1], at.parity ^ 1);
             if (elected) {
-                mbarrier_arrive_expect_tx(full, K_BYTES);
+                arrive_expect(full, K_BYTES);
                 for (int slab = 0; slab < D / COLUMNS; slab++)
-                    cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_KV * ROW, map_k, slab * COLUMNS, block * BLOCK_KV,
-                                                 head_k, batch_k, full, FA4_EVICT_LAST);
+                    load_keys(dst + slab * K_ROWS * ROW, map_k, slab * COLUMNS, block * BLOCK_KV + rank * K_ROWS,
+                              head_k, batch_k, full);
             }
             at.next();
         };
         // last: the block may hold the batch's last key.
         auto load_v = [&](int block, bool last) {
-            const uint32_t full = shared_address(&s.kv_full[at.stage]);
+            const uint32_t full = mma_address(&s.kv_full[at.stage]);
             const uint32_t dst = shared_address(s.ring) + ring_offset(at.stage, false);
             const uint32_t v_end = shared_address(&s.v_end);
             const int rows = w.len_kv - block * BLOCK_KV;
             // Past the tensor's end the copy writes zeros itself; a batch that ends earlier has something there.
             const bool clear = last && rows < BLOCK_KV && w.len_kv < args.len_kv;
             const uint32_t mbar = clear ? v_end : full;
-            mbarrier_wait(shared_address(&s.kv_empty[at.stage]), at.parity ^ 1);
+            wait_smem(&s.kv_empty[at.stage], at.parity ^ 1);
             if (elected) {
-                mbarrier_arrive_expect_tx(mbar, V_BYTES);
-                for (int slab = 0; slab < DV / COLUMNS_V; slab++)
-                    cp_async_bulk_tensor_4d_load(dst + slab * BLOCK_KV * ROW_V, map_v, slab * COLUMNS_V,
-                                                 block * BLOCK_KV, head_v, batch_v, mbar, FA4_EVICT_LAST);
+                arrive_expect(mbar, V_BYTES);
+                for (int slab = 0; slab < V_COLUMNS / COLUMNS_V; slab++)
+                    load_keys(dst + slab * BLOCK_KV * ROW_V, map_v, rank * V_COLUMNS + slab * COLUMNS_V,
+                              block * BLOCK_KV, head_v, batch_v, mbar);
             }
             if (clear) {
                 mbarrier_wait(v_end, end_parity);
                 end_parity ^= 1;
-                clear_rows<BLOCK_KV, DV / COLUMNS_V, ROW_V>(dst, rows);
-                if (elected) mbarrier_arrive(full);
+                clear_rows<BLOCK_KV, V_COLUMNS / COLUMNS_V, ROW_V>(dst, rows);
+                if (elected) CTAS == 1 ? mbarrier_arrive(full) : mbarrier_arrive_release_cluster(full);
             }
             at.next();
         };
@@ -257,19 +348,18 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
         for (int t = 0; t < TILES; t++) {
             // The place of Q is free when the tile before has its last S, or where O takes it, when that has been
             // stored.
-            uint64_t *free = SHAPE.tight ? &s.out_empty[t] : &s.q_empty[t];
-            if (SHAPE.tight || !n.of[t].empty()) {
-                mbarrier_wait(shared_address(free), q_parity >> t & 1);
+            uint64_t *free = TIGHT ? &s.out_empty[t] : &s.q_empty[t];
+            if (TIGHT || !n.of[t].empty()) {
+                wait_smem(free, q_parity >> t & 1);
                 q_parity ^= 1u << t;
             }
             if (n.of[t].empty()) continue;
-            const uint32_t full = shared_address(&s.q_full[t]), dst = shared_address(s.queries) + q_offset(t);
+            const uint32_t full = mma_address(&s.q_full[t]), dst = shared_address(s.queries) + q_offset(t);
             if (elected) {
-                mbarrier_arrive_expect_tx(full, Q_BYTES);
+                arrive_expect(full, Q_BYTES);
                 for (int slab = 0; slab < D / COLUMNS; slab++)
-                    cp_async_bulk_tensor_5d_load(dst + slab * BLOCK_Q * ROW, map_q, slab * COLUMNS, 0,
-                                                 w.first_row(t) >> args.pack_log2, head_q, batch_q, full,
-                                                 FA4_EVICT_FIRST);
+                    load_queries(dst + slab * BLOCK_Q * ROW, map_q, slab * COLUMNS, w.first_row(t) >> args.pack_log2,
+                                 head_q, batch_q, full);
             }
         }
         if (n.all.empty()) return;
@@ -279,6 +369,10 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
             load_v(block, false);
         }
     });
+    if (CTAS > 1) { // nothing may signal a CTA that is gone
+        for (int i = 0; i < STAGES; i++, at.next()) wait_smem(&s.kv_empty[at.stage], at.parity ^ 1);
+        for (int t = 0; t < TILES; t++) wait_smem(&s.q_empty[t], q_parity >> t & 1);
+    }
 }
 
 // ---- Products
@@ -286,11 +380,11 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
 FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
 {
     const uint32_t elected = elect_sync();
-    const uint32_t qk = instruction_descriptor(BLOCK_Q, BLOCK_KV, FA4_BF16, false) | (args.negative ? NEGATE_A : 0);
+    const uint32_t qk = instruction_descriptor(TILE_ROWS, BLOCK_KV, FA4_BF16, false) | (args.negative ? NEGATE_A : 0);
     // The address that alloc gave: 0, all columns being ours. As the compiler does not know that, it keeps what it
     // makes of it in uniform registers; constants it would move there anew for every product.
     const uint32_t tmem = __shfl_sync(0xffffffff, s.tmem, 0);
-    const uint32_t pv = instruction_descriptor(BLOCK_Q, DV, FA4_BF16, true) | tmem;
+    const uint32_t pv = instruction_descriptor(TILE_ROWS, DV, FA4_BF16, true) | tmem;
     const uint64_t q_smem = shared_descriptor<ROW>(shared_address(s.queries), 0);
     const uint64_t k_smem = shared_descriptor<ROW>(shared_address(s.ring), 0);
     const uint64_t v_smem = shared_descriptor<ROW_V>(shared_address(s.ring), BLOCK_KV * ROW_V);
@@ -309,10 +403,10 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
 #pragma unroll
             for (int i = 0; i < D / 16; i++) {
                 const int slab = i / (COLUMNS / 16), inside = i % (COLUMNS / 16) * 32;
-                tcgen05_mma_ss(tmem + TMEM_S + t * BLOCK_KV, q + (slab * BLOCK_Q * ROW + inside) / UNIT,
-                               k + (slab * BLOCK_KV * ROW + inside) / UNIT, qk, i > 0, elected);
+                tcgen05_mma_ss<CTAS>(tmem + TMEM_S + t * BLOCK_KV, q + (slab * BLOCK_Q * ROW + inside) / UNIT,
+                                     k + (slab * K_ROWS * ROW + inside) / UNIT, qk, i > 0, elected);
             }
-            tcgen05_commit(shared_address(&s.s_full[t]), elected);
+            commit(&s.s_full[t], elected);
         };
         // O of a tile plus its P times the block of values at this place. P comes in two parts.
         auto output = [&](int t, uint32_t stage, bool accumulate) {
@@ -320,32 +414,32 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
             const uint32_t o = tmem + TMEM_O + t * DV;
             uint32_t p = tmem + TMEM_S + t * BLOCK_KV + TMEM_P;
             if (D > 64 && D <= 128) forget(p); // nor for Q's and all of P
-            mbarrier_wait(shared_address(&s.p_full[t]), p_parity >> t & 1);
+            wait_tmem(&s.p_full[t], p_parity >> t & 1);
             tcgen05_fence_after_thread_sync();
 #pragma unroll
             for (int i = 0; i < BLOCK_KV / 16; i++) {
                 if (i == BLOCK_KV / 16 * 3 / 4) {
-                    mbarrier_wait(shared_address(&s.p_last[t]), p_parity >> t & 1);
+                    wait_tmem(&s.p_last[t], p_parity >> t & 1);
                     tcgen05_fence_after_thread_sync();
                 }
-                tcgen05_mma_ts(o, p + 8 * i, v + i * 16 * ROW_V / UNIT, pv, i > 0 ? 1 : accumulate, elected);
+                tcgen05_mma_ts<CTAS>(o, p + 8 * i, v + i * 16 * ROW_V / UNIT, pv, i > 0 ? 1 : accumulate, elected);
             }
             p_parity ^= 1u << t;
         };
-        auto wait_kv = [&] { mbarrier_wait(shared_address(&s.kv_full[at.stage]), at.parity); };
+        auto wait_kv = [&] { wait_smem(&s.kv_full[at.stage], at.parity); };
 
         if (n.all.empty()) return;
         wait_kv();
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             if (n.of[t].empty()) continue;
-            mbarrier_wait(shared_address(&s.q_full[t]), q_parity >> t & 1);
+            wait_smem(&s.q_full[t], q_parity >> t & 1);
             q_parity ^= 1u << t;
             if (!n.of[t].has(n.all.end - 1)) continue;
             scores(t, at.stage);
-            if (!SHAPE.tight && n.of[t].begin == n.all.end - 1) tcgen05_commit(shared_address(&s.q_empty[t]), elected);
+            if (!TIGHT && n.of[t].begin == n.all.end - 1) commit(&s.q_empty[t], elected);
         }
-        tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
+        commit(&s.kv_empty[at.stage], elected);
         at.next();
 
         // O of a block, then S of the next, of both tiles in turn. inside: both tiles have both blocks, and they are
@@ -358,17 +452,16 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
             for (int t = 0; t < TILES; t++) {
                 if (inside || n.of[t].has(block)) {
                     output(t, v_stage, inside || block != n.of[t].end - 1);
-                    if (!inside && block == n.of[t].begin) tcgen05_commit(shared_address(&s.o_full[t]), elected);
+                    if (!inside && block == n.of[t].begin) commit(&s.o_full[t], elected);
                 }
-                if (t == TILES - 1) tcgen05_commit(shared_address(&s.kv_empty[v_stage]), elected);
+                if (t == TILES - 1) commit(&s.kv_empty[v_stage], elected);
                 if (t == 0) wait_kv(); // K of the next
                 if (inside || n.of[t].has(block - 1)) {
                     scores(t, at.stage);
-                    if (!SHAPE.tight && !inside && block - 1 == n.of[t].begin)
-                        tcgen05_commit(shared_address(&s.q_empty[t]), elected);
+                    if (!TIGHT && !inside && block - 1 == n.of[t].begin) commit(&s.q_empty[t], elected);
                 }
             }
-            tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
+            commit(&s.kv_empty[at.stage], elected);
             at.next();
         };
         const int inside_begin = max(n.of[0].begin, n.of[1].begin) + 2, inside_end = min(n.of[0].end, n.of[1].end) - 1;
@@ -385,14 +478,11 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
         for (int t = 0; t < TILES; t++) {
             if (!n.of[t].has(block)) continue;
             output(t, at.stage, block != n.of[t].end - 1);
-            tcgen05_commit(shared_address(&s.o_full[t]), elected);
+            commit(&s.o_full[t], elected);
         }
-        tcgen05_commit(shared_address(&s.kv_empty[at.stage]), elected);
+        commit(&s.kv_empty[at.stage], elected);
         at.next();
     });
-    bar_sync(BARRIER_TMEM, TMEM_THREADS);
-    tcgen05_fence_after_thread_sync();
-    tcgen05_dealloc(s.tmem, TMEM_COLUMNS);
 }
 
 // ---- Softmax
@@ -487,7 +577,7 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t)
         };
         auto step = [&](int block, bool first, bool masked) {
             float s[BLOCK_KV];
-            mbarrier_wait(shared_address(&sm.s_full[t]), s_parity);
+            wait_tmem(&sm.s_full[t], s_parity);
             s_parity ^= 1;
             tcgen05_fence_after_thread_sync();
 #pragma unroll
@@ -531,7 +621,7 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t)
                 if (f == BLOCK_KV / FRAGMENT - 2 || f == BLOCK_KV / FRAGMENT - 1) {
                     tcgen05_wait_st();
                     tcgen05_fence_before_thread_sync();
-                    arrive_warp(f == BLOCK_KV / FRAGMENT - 2 ? &sm.p_full[t] : &sm.p_last[t]);
+                    tell_mma(f == BLOCK_KV / FRAGMENT - 2 ? &sm.p_full[t] : &sm.p_last[t]);
                 }
             }
             l = first ? sum(s) : l * factor + sum(s);
@@ -552,8 +642,7 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t)
         __syncwarp();
         bar_arrive(stats, 64);
     });
-    tcgen05_fence_before_thread_sync();
-    bar_arrive(BARRIER_TMEM, TMEM_THREADS);
+    leave_tmem();
 }
 
 // ---- Correction
@@ -562,10 +651,11 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
 {
     const int warp = threadIdx.x / 32 % WARPS, row = threadIdx.x % BLOCK_Q;
     const uint32_t lanes = (uint32_t)(32 * warp) << 16;
-    uint32_t o_parity = 0, out_parity = 3;
+    // Where both tiles have one place, tile 0's turn is first.
+    uint32_t o_parity = 0, out_parity = SHAPE.o_places == 1 ? 1 : 3;
 
     // O of both tiles is free before the first product.
-    for (int t = 0; t < TILES; t++) arrive_warp(&sm.p_full[t]);
+    for (int t = 0; t < TILES; t++) tell_mma(&sm.p_full[t]);
 
     for_each_work(args, [&](const work &w) {
         const both_blocks n = both_blocks_of(args, w);
@@ -595,7 +685,7 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
                     tcgen05_wait_st();
                     tcgen05_fence_before_thread_sync();
                 }
-                arrive_warp(&sm.p_full[t]);
+                tell_mma(&sm.p_full[t]);
             }
         }
 #pragma unroll
@@ -618,7 +708,7 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
                     l == 0 ? -INFINITY : (m * args.scale_log2 + lg2_approx_ftz(l)) * 0.693147180559945309f;
 
             if (!empty) {
-                mbarrier_wait(shared_address(&sm.o_full[t]), o_parity >> t & 1);
+                wait_tmem(&sm.o_full[t], o_parity >> t & 1);
                 o_parity ^= 1u << t;
                 tcgen05_fence_after_thread_sync();
             }
@@ -644,13 +734,12 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
             if (!empty) {
                 tcgen05_wait_ld();
                 tcgen05_fence_before_thread_sync();
-                arrive_warp(&sm.p_full[t]); // O is free
+                tell_mma(&sm.p_full[t]); // O is free
             }
             arrive_warp(&sm.out_full[t]);
         }
     });
-    tcgen05_fence_before_thread_sync();
-    bar_arrive(BARRIER_TMEM, TMEM_THREADS);
+    leave_tmem();
 }
 
 // ---- Store
@@ -670,13 +759,23 @@ FA4_DEVICE void store_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap 
                                                   src + slab * BLOCK_Q * ROW_V);
                 cp_async_bulk_commit_group();
             }
+            if (elected && SHAPE.o_places == 1) {
+                cp_async_bulk_wait_group_read_0();
+                mbarrier_arrive(shared_address(&s.out_empty[t ^ 1]));
+            }
         }
-        if (elected) {
+        if (elected && SHAPE.o_places != 1) {
             cp_async_bulk_wait_group_read_0();
             for (int t = 0; t < TILES; t++) mbarrier_arrive(shared_address(&s.out_empty[t]));
         }
         parity ^= 1;
     });
+}
+
+FA4_DEVICE void give_back_tmem(const smem &s)
+{
+    tcgen05_fence_after_thread_sync();
+    tcgen05_dealloc<CTAS>(s.tmem, TMEM_COLUMNS);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -689,8 +788,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
 
     if (warp == WARP_MMA) {
-        tcgen05_alloc(shared_address(&s.tmem), TMEM_COLUMNS);
-        tcgen05_relinquish_alloc_permit();
+        tcgen05_alloc<CTAS>(shared_address(&s.tmem), TMEM_COLUMNS);
+        tcgen05_relinquish_alloc_permit<CTAS>();
     }
     if (threadIdx.x == 0) {
         prefetch_tensormap(&map_q);
@@ -698,15 +797,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_tensormap(&map_v);
         prefetch_tensormap(&map_o);
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(shared_address(&s.kv_full[i]), 1);
+            mbarrier_init(shared_address(&s.kv_full[i]), CTAS);
             mbarrier_init(shared_address(&s.kv_empty[i]), 1);
         }
         for (int t = 0; t < TILES; t++) {
-            mbarrier_init(shared_address(&s.q_full[t]), 1);
+            mbarrier_init(shared_address(&s.q_full[t]), CTAS);
             mbarrier_init(shared_address(&s.q_empty[t]), 1);
             mbarrier_init(shared_address(&s.s_full[t]), 1);
-            mbarrier_init(shared_address(&s.p_full[t]), 2 * WARPS);
-            mbarrier_init(shared_address(&s.p_last[t]), WARPS);
+            mbarrier_init(shared_address(&s.p_full[t]), CTAS * 2 * WARPS);
+            mbarrier_init(shared_address(&s.p_last[t]), CTAS * WARPS);
             mbarrier_init(shared_address(&s.stats_empty[t]), WARPS);
             mbarrier_init(shared_address(&s.o_full[t]), 1);
             mbarrier_init(shared_address(&s.out_full[t]), WARPS);
@@ -717,13 +816,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     tcgen05_fence_before_thread_sync();
-    __syncthreads();
+    if (CTAS == 1)
+        __syncthreads();
+    else
+        barrier_cluster();
     tcgen05_fence_after_thread_sync();
 
     if (warp >= WARP_MMA) {
         setmaxnreg_dec(REGISTERS_OTHER);
         if (warp == WARP_MMA) {
-            mma_warp(s, args);
+            if (CTAS == 1 || cluster_ctarank() == 0) mma_warp(s, args);
+            if (CTAS == 1) {
+                bar_sync(BARRIER_TMEM, TMEM_THREADS);
+                give_back_tmem(s);
+            }
         } else if (warp == WARP_STORE) {
             store_warp(s, args, &map_o);
         } else if (warp == WARP_LOAD) {
@@ -736,4 +842,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_inc(REGISTERS_SOFTMAX);
         softmax_warps(s, args, warp / WARPS);
     }
+    if (CTAS == 1) return;
+    // Neither CTA ends, or gives tensor memory back, before both have done all that signals the other.
+    __syncwarp();
+    barrier_cluster();
+    if (warp == WARP_MMA) give_back_tmem(s);
 }

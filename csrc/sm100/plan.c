@@ -23,19 +23,21 @@ static int pack_log2_of(const fa4_fwd_params *p)
     return log2;
 }
 
-// The first tiling that holds the head dims.
-static int tiling_of(const fa4_fwd_params *p, fa4_fwd_tiling *tiling)
+// The first tiling of that form that holds the head dims.
+int fa4_sm100_fwd_tiling(const fa4_fwd_params *p, int ctas, fa4_fwd_tiling *tiling)
 {
     for (size_t i = 0; i < sizeof tilings / sizeof *tilings; i++) {
         const fa4_sm100_shape *s = &tilings[i].shape;
-        if (p->dim > s->dim || p->dim_v > s->dim_v) continue;
+        if (ctas != s->ctas || p->dim > s->dim || p->dim_v > s->dim_v) continue;
         *tiling = (fa4_fwd_tiling){
             .kernel = {tilings[i].kernel[0], tilings[i].kernel[1]},
             .dim = s->dim,
             .dim_v = s->dim_v,
-            .rows = FA4_SM100_TILES * FA4_SM100_BLOCK_Q,
+            .ctas = ctas,
+            .rows = ctas * FA4_SM100_TILES * FA4_SM100_BLOCK_Q,
             .box_q = FA4_SM100_BLOCK_Q,
-            .box_kv = FA4_SM100_BLOCK_KV,
+            .box_k = FA4_SM100_BLOCK_KV / ctas,
+            .box_v = FA4_SM100_BLOCK_KV,
             .pack_log2 = pack_log2_of(p),
             .rank_q = 5,
             .threads = 512,
@@ -44,6 +46,21 @@ static int tiling_of(const fa4_fwd_params *p, fa4_fwd_tiling *tiling)
         return 1;
     }
     return 0;
+}
+
+// Pairs are the faster form where every query sees every key, so that both CTAs have as much to do, and queries fill at
+// least three quarters of their tiles. This may look at the number of queries: a row takes the same steps in either
+// form and gets the same bits.
+static int tiling_of(const fa4_fwd_params *p, fa4_fwd_tiling *tiling)
+{
+    fa4_fwd_tiling pair;
+    if (!fa4_sm100_fwd_tiling(p, 1, tiling)) return 0;
+    if (p->lo != FA4_UNBOUNDED_LO || p->hi != FA4_UNBOUNDED_HI) return 1;
+    if (!fa4_sm100_fwd_tiling(p, 2, &pair) || pair.dim != tiling->dim || pair.dim_v != tiling->dim_v) return 1;
+    const int64_t len_q = p->len_q < INT32_MAX ? p->len_q : INT32_MAX; // more is refused
+    const int64_t rows = len_q << pair.pack_log2, tiled = (rows + pair.rows - 1) / pair.rows * pair.rows;
+    if (4 * rows >= 3 * tiled) *tiling = pair;
+    return 1;
 }
 
 static void set_scale(fa4_fwd_args *args, double scale_log2)

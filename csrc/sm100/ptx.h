@@ -1,6 +1,10 @@
 // tcgen05, the tensor cores and tensor memory of Blackwell (PTX ISA, "TensorCore 5th Generation Family Instructions").
 // Tensor memory is 128 lanes of 512 columns of 32 bits; an address is lane << 16 | column. A warp reads and writes the
 // lanes 32 (warp % 4) .. + 31 only; the tensor cores all of them.
+//
+// CTAS, the "cta_group" of most of these: 1, or 2 where two CTAs of a cluster work as a pair. One thread of the first
+// then issues a product of both: each CTA holds half of the rows of a and d and half of the rows of b, all at the same
+// addresses.
 #ifndef FA4_SM100_PTX_H
 #define FA4_SM100_PTX_H
 
@@ -8,24 +12,28 @@
 
 // ---- Tensor memory
 
-// PTX ISA, "tcgen05.alloc": by one warp; the address goes to shared memory. Waits until there are as many free columns.
-FA4_DEVICE void tcgen05_alloc(uint32_t dst, uint32_t columns)
+// PTX ISA, "tcgen05.alloc": by one warp of each CTA; the address goes to shared memory. Waits until there are as many
+// free columns.
+template <int CTAS> FA4_DEVICE void tcgen05_alloc(uint32_t dst, uint32_t columns)
 {
-    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;"
+    asm volatile("tcgen05.alloc.cta_group::%2.sync.aligned.shared::cta.b32 [%0], %1;"
                  :
-                 : "r"(dst), "r"(columns)
+                 : "r"(dst), "r"(columns), "n"(CTAS)
                  : "memory");
 }
 
 // PTX ISA, "tcgen05.relinquish_alloc_permit": this CTA allocates no more.
-FA4_DEVICE void tcgen05_relinquish_alloc_permit()
+template <int CTAS> FA4_DEVICE void tcgen05_relinquish_alloc_permit()
 {
-    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" : : : "memory");
+    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::%0.sync.aligned;" : : "n"(CTAS) : "memory");
 }
 
-FA4_DEVICE void tcgen05_dealloc(uint32_t tmem, uint32_t columns)
+template <int CTAS> FA4_DEVICE void tcgen05_dealloc(uint32_t tmem, uint32_t columns)
 {
-    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" : : "r"(tmem), "r"(columns) : "memory");
+    asm volatile("tcgen05.dealloc.cta_group::%2.sync.aligned.b32 %0, %1;"
+                 :
+                 : "r"(tmem), "r"(columns), "n"(CTAS)
+                 : "memory");
 }
 
 // PTX ISA, "tcgen05.fence": tcgen05 operations before it come before what a synchronisation after it orders.
@@ -126,6 +134,7 @@ template <int SWIZZLE> FA4_DEVICE uint64_t shared_descriptor(uint32_t address, u
 
 // PTX ISA, "tcgen05.mma": the whole warp comes here, the elected thread issues. d in tensor memory is added to unless
 // accumulate is 0. a in shared memory (ss) or tensor memory (ts), b in shared memory.
+template <int CTAS>
 FA4_DEVICE void tcgen05_mma_ss(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate,
                                uint32_t elected)
 {
@@ -133,13 +142,14 @@ FA4_DEVICE void tcgen05_mma_ss(uint32_t d, uint64_t a, uint64_t b, uint32_t desc
                  ".reg .pred p, e;\n\t"
                  "setp.ne.b32 p, %4, 0;\n\t"
                  "setp.ne.b32 e, %5, 0;\n\t"
-                 "@e tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n\t"
+                 "@e tcgen05.mma.cta_group::%6.kind::f16 [%0], %1, %2, %3, p;\n\t"
                  "}"
                  :
-                 : "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate), "r"(elected)
+                 : "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate), "r"(elected), "n"(CTAS)
                  : "memory");
 }
 
+template <int CTAS>
 FA4_DEVICE void tcgen05_mma_ts(uint32_t d, uint32_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate,
                                uint32_t elected)
 {
@@ -147,10 +157,10 @@ FA4_DEVICE void tcgen05_mma_ts(uint32_t d, uint32_t a, uint64_t b, uint32_t desc
                  ".reg .pred p, e;\n\t"
                  "setp.ne.b32 p, %4, 0;\n\t"
                  "setp.ne.b32 e, %5, 0;\n\t"
-                 "@e tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n\t"
+                 "@e tcgen05.mma.cta_group::%6.kind::f16 [%0], [%1], %2, %3, p;\n\t"
                  "}"
                  :
-                 : "r"(d), "r"(a), "l"(b), "r"(descriptor), "r"(accumulate), "r"(elected)
+                 : "r"(d), "r"(a), "l"(b), "r"(descriptor), "r"(accumulate), "r"(elected), "n"(CTAS)
                  : "memory");
 }
 
@@ -167,6 +177,20 @@ FA4_DEVICE void tcgen05_commit(uint32_t mbar, uint32_t elected)
                  : "memory");
 }
 
+// The same, of a pair's products: an arrival at mbar in each CTA of the cluster whose bit is set in ctas.
+FA4_DEVICE void tcgen05_commit_multicast(uint32_t mbar, uint16_t ctas, uint32_t elected)
+{
+    asm volatile("{\n\t"
+                 ".reg .pred e;\n\t"
+                 "setp.ne.b32 e, %2, 0;\n\t"
+                 "@e tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], "
+                 "%1;\n\t"
+                 "}"
+                 :
+                 : "r"(mbar), "h"(ctas), "r"(elected)
+                 : "memory");
+}
+
 // ---- Tensor copies of queries and output: [batch, unit, query, head, column], innermost last
 
 FA4_DEVICE void cp_async_bulk_tensor_5d_load(uint32_t dst, const CUtensorMap *map, int c0, int c1, int c2, int c3,
@@ -179,6 +203,27 @@ FA4_DEVICE void cp_async_bulk_tensor_5d_load(uint32_t dst, const CUtensorMap *ma
                  : "memory");
 }
 
+// As those without _pair, but mbar may be in the other CTA of the pair.
+FA4_DEVICE void cp_async_bulk_tensor_4d_load_pair(uint32_t dst, const CUtensorMap *map, int c0, int c1, int c2, int c3,
+                                                  uint32_t mbar, uint64_t l2_policy)
+{
+    asm volatile("cp.async.bulk.tensor.4d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
+                 :
+                 : "r"(dst), "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(mbar), "l"(l2_policy)
+                 : "memory");
+}
+
+FA4_DEVICE void cp_async_bulk_tensor_5d_load_pair(uint32_t dst, const CUtensorMap *map, int c0, int c1, int c2, int c3,
+                                                  int c4, uint32_t mbar, uint64_t l2_policy)
+{
+    asm volatile("cp.async.bulk.tensor.5d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;"
+                 :
+                 : "r"(dst), "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(mbar), "l"(l2_policy)
+                 : "memory");
+}
+
 FA4_DEVICE void cp_async_bulk_tensor_5d_store(const CUtensorMap *map, int c0, int c1, int c2, int c3, int c4,
                                               uint32_t src)
 {
@@ -186,6 +231,82 @@ FA4_DEVICE void cp_async_bulk_tensor_5d_store(const CUtensorMap *map, int c0, in
                  :
                  : "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(src)
                  : "memory");
+}
+
+// ---- Clusters
+
+FA4_DEVICE uint32_t cluster_ctarank()
+{
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// PTX ISA, "mapa": the address of the same place in the shared memory of another CTA of the cluster.
+FA4_DEVICE uint32_t mapa(uint32_t address, uint32_t rank)
+{
+    uint32_t mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+
+// PTX ISA, "barrier.cluster": all threads of all CTAs of the cluster.
+FA4_DEVICE void barrier_cluster()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\t"
+                 "barrier.cluster.wait.acquire.aligned;"
+                 :
+                 :
+                 : "memory");
+}
+
+// PTX ISA, "mbarrier.arrive": at a barrier of any CTA of the cluster. Release costs a fence of the whole GPU's memory;
+// relaxed none, and orders nothing but what tcgen05_fence_before_thread_sync stands before.
+FA4_DEVICE void mbarrier_arrive_release_cluster(uint32_t mbar)
+{
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(mbar) : "memory");
+}
+
+FA4_DEVICE void mbarrier_arrive_relaxed_cluster(uint32_t mbar)
+{
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" : : "r"(mbar) : "memory");
+}
+
+FA4_DEVICE void mbarrier_arrive_expect_tx_relaxed_cluster(uint32_t mbar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;"
+                 :
+                 : "r"(mbar), "r"(bytes)
+                 : "memory");
+}
+
+// PTX ISA, "mbarrier.try_wait", for arrivals of any CTA of the cluster. Acquire would empty the L1 cache; relaxed needs
+// a fence after it: tcgen05_fence_after_thread_sync for tensor memory, fence_acquire_shared_cluster for shared memory.
+FA4_DEVICE bool mbarrier_try_wait_parity_relaxed_cluster(uint32_t mbar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n\t"
+                 ".reg .pred p;\n\t"
+                 "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t"
+                 "}"
+                 : "=r"(done)
+                 : "r"(mbar), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+FA4_DEVICE void mbarrier_wait_relaxed_cluster(uint32_t mbar, uint32_t parity)
+{
+    while (!mbarrier_try_wait_parity_relaxed_cluster(mbar, parity)) {
+    }
+}
+
+// PTX ISA, "membar / fence": what was done to shared memory before arrivals that this thread has seen by relaxed waits
+// comes before what it does from here on.
+FA4_DEVICE void fence_acquire_shared_cluster()
+{
+    asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" : : : "memory");
 }
 
 // ---- Arithmetic on pairs of floats

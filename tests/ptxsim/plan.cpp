@@ -10,8 +10,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "cuda/args.h"
-#include "plan.h"
+#include "cuda/tiling.h"
 
 namespace py = pybind11;
 
@@ -88,7 +87,8 @@ py::dict plan_dict(const fa4_plan &plan)
     return d;
 }
 
-fa4_plan plan_of(const py::dict &d, int arch, int multiprocessors)
+// ctas: on Blackwell the form to take, 1 or 2; 0 leaves it to the plan.
+fa4_plan plan_of(const py::dict &d, int arch, int multiprocessors, int ctas)
 {
     fa4_fwd_params p = params(d);
     fa4_chip chip = {};
@@ -96,18 +96,23 @@ fa4_plan plan_of(const py::dict &d, int arch, int multiprocessors)
     chip.multiprocessors = multiprocessors;
     fa4_plan plan = {};
     if (fa4_fwd_plan(&p, &chip, &plan) != FA4_OK) throw py::value_error(fa4_last_error());
+    if (ctas) {
+        fa4_fwd_tiling tiling;
+        if (!fa4_sm100_fwd_tiling(&p, ctas, &tiling)) throw py::value_error("there is no such form of these head dims");
+        fa4_fwd_plan_of(&p, &chip, &tiling, &plan);
+    }
     return plan;
 }
 
-py::dict fwd_plan(const py::dict &d, int arch, int multiprocessors)
+py::dict fwd_plan(const py::dict &d, int arch, int multiprocessors, int ctas)
 {
-    return plan_dict(plan_of(d, arch, multiprocessors));
+    return plan_dict(plan_of(d, arch, multiprocessors, ctas));
 }
 
 // What each CTA of a plan takes, in its order: [[(place in the list, batch, head, head of k and v, block), ...], ...].
 py::list fwd_tiles(const py::dict &d, int arch, int multiprocessors)
 {
-    const fa4_plan plan = plan_of(d, arch, multiprocessors);
+    const fa4_plan plan = plan_of(d, arch, multiprocessors, 0);
     fa4_fwd_args args;
     std::memcpy(&args, plan.args, sizeof args);
     const int ctas = static_cast<int>(plan.grid[0] / plan.cluster[0]); // a cluster takes a tile together

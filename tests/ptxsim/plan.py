@@ -48,9 +48,11 @@ def unsupported(fwd_params, arch):
     return _fa4plan.fwd_unsupported(fwd_params, arch)
 
 
-def fwd_plan(fwd_params, arch, multiprocessors=2):
-    """The launch that runs the call: kernel, grid, block, cluster, shared_bytes, maps, args, dependent_launch."""
-    return _fa4plan.fwd_plan(fwd_params, arch, multiprocessors)
+def fwd_plan(fwd_params, arch, multiprocessors=2, ctas=0):
+    """The launch that runs the call: kernel, grid, block, cluster, shared_bytes, maps, args, dependent_launch.
+
+    ctas: on Blackwell the form to take, CTAs alone (1) or in pairs (2); 0 leaves it to the plan."""
+    return _fa4plan.fwd_plan(fwd_params, arch, multiprocessors, ctas)
 
 
 def fwd_tiles(fwd_params, arch, multiprocessors):
@@ -86,7 +88,7 @@ def run_plan(module, plan, **how):
     )
 
 
-def forward(module, q, k, v, *, scale=None, lo=None, hi=None, len_kv_of=None, arch, multiprocessors=2, **how):
+def forward(module, q, k, v, *, scale=None, lo=None, hi=None, len_kv_of=None, arch, multiprocessors=2, ctas=0, **how):
     """(o, lse, report) of our forward in the simulator. What it did not write is an error."""
     shape = (*q.shape[:3], v.shape[3])
     kept = [ptxsim.empty(shape, numpy.uint16), ptxsim.empty(q.shape[:3], numpy.float32)]
@@ -94,7 +96,7 @@ def forward(module, q, k, v, *, scale=None, lo=None, hi=None, len_kv_of=None, ar
     inputs = [x for x in (q, k, v, len_kv_of) if x is not None]
     with ptxsim.registered(*inputs):
         call = params(q, k, v, o, lse, scale=scale, lo=lo, hi=hi, len_kv_of=len_kv_of, address=ptxsim.address)
-        report = run_plan(module, fwd_plan(call, arch, multiprocessors), **how)
+        report = run_plan(module, fwd_plan(call, arch, multiprocessors, ctas), **how)
     for name, array in zip(("o", "lse"), kept, strict=True):
         if array.size and ptxsim.poisoned(array):
             raise AssertionError(f"the kernel left {ptxsim.poisoned(array)} bytes of {name} unwritten")
