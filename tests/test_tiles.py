@@ -40,10 +40,11 @@ def call(batch, heads_q, heads_kv, len_q, len_kv, dim=128, dim_v=None, **band):
 
 def shape_of(params, arch):
     """Rows of a tile, heads packed into them, keys of a block."""
-    maps = plan.fwd_plan(params, arch)["maps"]
-    warpgroups = plan.fwd_plan(params, arch)["block"][0] // 128 - 1
-    pack = maps[0]["box"][1] if len(maps[0]["box"]) == 5 else 1
-    return (warpgroups * 64, 1, maps[1]["box"][1]) if arch == 90 else (256, pack, maps[1]["box"][1])
+    made = plan.fwd_plan(params, arch)
+    maps = made["maps"]
+    if arch == 90:
+        return (made["block"][0] // 128 - 1) * 64, 1, maps[2]["box"][1]
+    return 256 * made["cluster"][0], maps[0]["box"][1], maps[2]["box"][1]
 
 
 def cost_of(params, arch):
@@ -117,9 +118,10 @@ def a_model(length, mask, dim, tokens=16384, hidden=2048):
     return call(tokens // length, heads, heads, length, length, *DIMS[dim], lo=lo, hi=hi)
 
 
-def spans(params, arch, ctas):
-    """{order: when its last tile ends, relative to what no order beats}."""
-    tiles, cost = plan.fwd_tiles(params, arch, ctas), cost_of(params, arch)
+def spans(params, arch, multiprocessors):
+    """{order: when its last tile ends, relative to what no order beats}. Pairs of CTAs take tiles together."""
+    tiles, cost = plan.fwd_tiles(params, arch, multiprocessors), cost_of(params, arch)
+    ctas = multiprocessors // plan.fwd_plan(params, arch)["cluster"][0]
     ordered = in_list_order(tiles)
     costs = [cost(block) for *_, block in ordered]
     least = max(sum(costs) / ctas, max(costs))

@@ -118,7 +118,7 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t, int6
         .hi = clamp(p->hi, -p->len_q, p->len_kv),
         .rows = t->rows,
         .pack_log2 = t->pack_log2,
-        .block_kv = t->box_kv,
+        .block_kv = t->box_v,
     };
     // Sections of about one round of CTAs would meet the turning points of the order in every round: they go one and a
     // half times round at least. All are the same where that makes them at most half as large again.
