@@ -233,21 +233,12 @@ FA4_DEVICE void tell_mma(uint64_t *mbar)
     if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed_cluster(mma_address(mbar));
 }
 
-// Waits for a barrier at which the other CTA of a pair arrives too, before tcgen05_fence_after_thread_sync.
-FA4_DEVICE void wait_tmem(uint64_t *mbar, uint32_t parity)
-{
-    if (CTAS == 1)
-        mbarrier_wait(shared_address(mbar), parity);
-    else
-        mbarrier_wait_relaxed_cluster(shared_address(mbar), parity);
-}
-
-// The same for what is in shared memory.
-FA4_DEVICE void wait_smem(uint64_t *mbar, uint32_t parity)
-{
-    wait_tmem(mbar, parity);
-    if (CTAS > 1) fence_acquire_shared_cluster();
-}
+// Waits for a barrier at which the other CTA of a pair arrives too: for what is in tensor memory, before
+// tcgen05_fence_after_thread_sync, or in shared memory. Macros, so that a bounded wait can name its barrier.
+#define wait_tmem(mbar, parity)                              \
+    (CTAS == 1 ? mbarrier_wait(shared_address(mbar), parity) \
+               : mbarrier_wait_relaxed_cluster(shared_address(mbar), parity))
+#define wait_smem(mbar, parity) (wait_tmem(mbar, parity), CTAS == 1 ? (void)0 : fence_acquire_shared_cluster())
 
 // The warp's products until now are complete: an arrival at mbar, in a pair at those of both CTAs.
 FA4_DEVICE void commit(uint64_t *mbar, uint32_t elected)

@@ -296,11 +296,16 @@ FA4_DEVICE bool mbarrier_try_wait_parity_relaxed_cluster(uint32_t mbar, uint32_t
     return done;
 }
 
+#ifdef FA4_BOUNDED_WAITS
+#    define mbarrier_wait_relaxed_cluster(mbar, parity) \
+        FA4_WAIT_BOUNDED(mbarrier_try_wait_parity_relaxed_cluster, mbar, parity)
+#else
 FA4_DEVICE void mbarrier_wait_relaxed_cluster(uint32_t mbar, uint32_t parity)
 {
     while (!mbarrier_try_wait_parity_relaxed_cluster(mbar, parity)) {
     }
 }
+#endif
 
 // PTX ISA, "membar / fence": what was done to shared memory before arrivals that this thread has seen by relaxed waits
 // comes before what it does from here on.

@@ -31,6 +31,7 @@ class Call:
     hi: int | None = None
     scale: float | None = None
     lengths: tuple[int, ...] | None = None
+    alone: int = 0  # the first so many queries in a call of their own must have the same bits
 
     def empty(self, device="cpu"):
         """q, k, v, and the lengths or None."""
@@ -77,6 +78,7 @@ def calls(root: Path, capability: int) -> list[Call]:
             add("negative_scale", 150, 300, scale=-0.2)
             add("one_query", 1, 1000, heads=8, heads_kv=2)
             add("long", 300, 8200, hi=7900)
+            add("many_queries", 1000, 900, alone=200)  # in pairs of CTAs, where there are such kernels; alone not
             add("many_tiles", 1500, 1500, batch=3, heads=16, heads_kv=4, hi=0)
     return found
 
@@ -153,4 +155,8 @@ def check(device, call: Call) -> dict:
         found["wrong"] = "the log-sum-exp is wrong"
     elif not all(torch.equal(o, other[0]) and torch.equal(lse, other[1]) for other in runs[1:]):
         found["wrong"] = "runs of the same call differ in their bits"
+    elif call.alone:
+        few = device.attention(q[:, :, : call.alone], k, v, lengths, **call.how)
+        if not all(torch.equal(x[:, :, : call.alone], y) for x, y in zip(runs[0], few, strict=True)):
+            found["wrong"] = f"the first {call.alone} queries have other bits in a call of their own"
     return found
