@@ -42,6 +42,7 @@ class Report:
             "flash_attn4": flash_attn4.__version__,
             "torch": torch.__version__,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "nvcc": None,
             "device": None,
             "finished": False,
             "passed": False,
@@ -150,12 +151,12 @@ def run_all(report: Report, command, waiting: list[items.Item], deadline: float,
         done(item, {"result": "not run", "detail": why})
 
 
-def unreached(report: Report, kernels: dict[str, str]):
+def unreached(report: Report, kernels: set[str]):
     """The forward's kernels that no call has run."""
     reached = {
         found["kernel"] for found in report.document["items"] if found["kind"] == "forward" and "kernel" in found
     }
-    for name in sorted(kernels.keys() - reached):
+    for name in sorted(kernels - reached):
         yield {
             "name": f"reached_{name}",
             "kind": "forward",
@@ -220,6 +221,7 @@ def main(argv: list[str] | None = None) -> int:
         if capability is None:
             raise Missing("no GPU: the CUDA driver (libcuda.so.1) is not there or finds no device")
         library = build.build(root, capability, options.build)
+        report.write(nvcc=build.nvcc_version(root))
         waiting = items.all_items(root, capability, 1)
         if options.only:
             waiting = [item for item in waiting if any(text in item.name for text in options.only)]
@@ -229,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
         command = worker_command(root, library, capability)
         run_all(report, command, waiting, deadline, lambda found: print(line_of(found), flush=True))
         if not options.only:
-            for found in unreached(report, build.kernels(root, capability)):
+            for found in unreached(report, build.best_kernels(root, capability)):
                 report.add(found)
                 print(line_of(found))
     except Missing as missing:

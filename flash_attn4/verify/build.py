@@ -76,6 +76,21 @@ def kernels(root: Path, capability: int) -> dict[str, str]:
     return {name: source for name, archs, source, _ in listed if any(fits(a, capability) for a in archs)}
 
 
+def best_kernels(root: Path, capability: int) -> set[str]:
+    """Those that were compiled for the nearest chip: what others of the family have may be there for these alone."""
+    listed = [(name, a) for name, archs, _, _ in entries(root, "variants.def") for a in archs if fits(a, capability)]
+    nearest = max(arch.rstrip("af") for _, arch in listed)
+    return {name for name, arch in listed if arch.rstrip("af") == nearest}
+
+
+def nvcc_version(root: Path) -> str:
+    """The line of nvcc --version that says it."""
+    with inside(root):
+        nvcc = toolkit_of(setup_of(root)).nvcc
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    return next((line for line in said.splitlines() if "release" in line), said.strip())
+
+
 def probe_unit(source: str) -> str:
     """The name of what a file of probes is compiled to."""
     return f"fa4_probe_{Path(source).stem}"

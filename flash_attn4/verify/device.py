@@ -38,6 +38,15 @@ def compute_capability() -> int | None:
     return 10 * major.value + minor.value
 
 
+def driver_version() -> str | None:
+    """As the kernel module says it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    return text.splitlines()[0].removeprefix("NVRM version:").strip()
+
+
 def launch_arguments(probe: Probe, given: int, out: int) -> tuple[list[int], bytes]:
     """A probe's tensor maps as verify.c takes them, and its struct of arguments, with in and out at these addresses."""
     maps = []
@@ -100,6 +109,7 @@ class Device:
             "cuda_of_driver": f"{int(driver) // 1000}.{int(driver) % 1000 // 10}",
             "cuda_of_build": f"{int(runtime) // 1000}.{int(runtime) % 1000 // 10}",
             "pci_bus": bus,
+            "driver": driver_version(),
         }
 
     def check(self, status):

@@ -496,22 +496,34 @@ def tensor_memory(multiprocessors):
 
 def order(multiprocessors):
     """P over S, as the forward does it."""
-    rounds, rng = 8, random(7)
-    q, k, v = (rng.integers(-1, 2, (128, depth)).astype(np.float32) for depth in (64, 64, 128))  # v: [d][keys]
-    p = rng.integers(-1, 2, (rounds, 128, 128)).astype(np.float32)
-    tile, v_tile = Operand(128, 64, 128), Operand(128, 128, 128, False)
-    images = [tile.image(bf16(q)), tile.image(bf16(k)), v_tile.image(bf16(v))]
-    units = sum(map(len, images)) // 16
-    expected = np.zeros((multiprocessors, 128, 256), np.float32)
-    expected[:, :, :128], expected[:, :, 128:] = q @ k.T, p.sum(0) @ v.T
-    yield Probe(
-        "order", "5", "a product may overwrite the columns that the product issued before it reads: they run in order",
-        "S(n - 1) overwrites the P of O += P V(n)", "fa4_probe_order",
-        np.concatenate([*map(words, images), words(bf16(p))]), words(expected).reshape(expected.shape),
-        (units, rounds, len(images[0]), 2 * len(images[0]), *tile.descriptor, *v_tile.descriptor,
-         instruction(128, 128, tile, tile), instruction(128, 128, tile, v_tile)),
-        ("CTA", "lane", "column"), grid=multiprocessors, races=True,
-    )  # fmt: skip
+    rounds = 8
+    for pair in (False, True):
+        ctas, rng = 2 if pair else 1, random(7)
+        q = rng.integers(-1, 2, (ctas * 128, 64)).astype(np.float32)
+        k = rng.integers(-1, 2, (128, 64)).astype(np.float32)
+        v = rng.integers(-1, 2, (128, 128)).astype(np.float32)  # [d][keys]
+        p = rng.integers(-1, 2, (rounds, ctas * 128, 128)).astype(np.float32)
+        q_tile, k_tile = Operand(128, 64, 128), Operand(128 // ctas, 64, 128)
+        v_tile = Operand(128 // ctas, 128, 128, False)
+        images, given = [], []
+        for q_part, k_part, v_part, p_part in zip(
+            np.split(q, ctas), np.split(k, ctas), np.split(v, ctas), np.split(p, ctas, 1), strict=True
+        ):
+            images = [q_tile.image(bf16(q_part)), k_tile.image(bf16(k_part)), v_tile.image(bf16(v_part))]
+            given += [*map(words, images), words(bf16(p_part))]
+        starts = np.cumsum([len(image) for image in images])
+        results = np.concatenate([q @ k.T, p.sum(0) @ v.T], 1).reshape(ctas, 128, 256)
+        expected = words(np.concatenate([results] * multiprocessors)).reshape(-1, 128, 256)
+        yield Probe(
+            "order_pair" if pair else "order", "5",
+            f"a product {'of a CTA pair ' if pair else ''}may overwrite the columns that the product issued before it "
+            "reads: they run in order",
+            "S(n - 1) overwrites the P of O += P V(n)" + (", tilings of CTA pairs" if pair else ""),
+            "fa4_probe_order_pair" if pair else "fa4_probe_order", np.concatenate(given), expected,
+            (starts[2] // 16, rounds, starts[0], starts[1], *k_tile.descriptor, *v_tile.descriptor,
+             instruction(ctas * 128, 128, q_tile, k_tile), instruction(ctas * 128, 128, q_tile, v_tile)),
+            ("CTA", "lane", "column"), grid=len(expected), cluster=ctas, races=True,
+        )  # fmt: skip
 
 
 # ---- Arithmetic

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from . import items, probes, variants
 from .device import Device, DeviceError
 
 REPEATS = 20  # of a probe that may be right by luck
+SECONDS = 45  # for an item: less than the parent waits
 
 
 class Channel:
@@ -119,11 +121,23 @@ def main():
         item = known[line.strip()]
         kernel = item.probe.kernel if item.probe else variants.kernel_of(device, item.call)
         say(begins=item.name, kernel=kernel)
+
+        def waits(kernel=kernel):
+            return stuck(device.stuck_waits(), options.source, sources[kernel])
+
+        def late(name=item.name, waits=waits):
+            detail = f"no answer in {SECONDS} seconds: the kernel hangs where no wait is bounded"
+            say(ends=name, result="hang", detail=detail, seconds=SECONDS, stuck=waits())
+            os._exit(1)
+
+        watch = threading.Timer(SECONDS, late)
+        watch.start()
         started = time.monotonic()
         found = run(device, item)
+        watch.cancel()
         found["seconds"] = round(time.monotonic() - started, 3)
         if found["result"] != "pass":
-            found["stuck"] = stuck(device.stuck_waits(), options.source, sources[kernel])
+            found["stuck"] = waits()
         say(ends=item.name, **found)
         if found["result"] != "pass" or (item.probe and item.probe.faults):
             return
