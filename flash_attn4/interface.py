@@ -9,7 +9,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-from . import _C, ops
+from . import _C, masks, ops
 from .sdpa import Handle
 
 # ---- falling back to PyTorch
@@ -119,6 +119,10 @@ def scaled_dot_product_attention(
 
     Returns [..., len_q, dim_v], strides in the order of query's. A query that sees no key gives 0.
 
+    On a GPU: a boolean mask that is no more than padding on the right, causal or a window, of all heads, runs on our
+    kernels; the host looks at it, and waits for the GPU, once for each mask tensor and each change of it. Tensors whose
+    strides or head dim are no multiples of 16 bytes are copied first. explain() says both.
+
     What our kernels cannot run (dropout_p > 0, a mask that requires grad, a head dim over 256, a device without
     kernels, nested tensors) goes to PyTorch's function, with a warning once for each reason: see set_fallback.
     Under torch.autocast, query, key, value and a mask of numbers are cast as PyTorch casts them.
@@ -143,12 +147,13 @@ def scaled_dot_product_attention(
     reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if reason is None:
         shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
-        reason = shapes if isinstance(shapes, str) else _kernel_reason(*shapes[:4], scale)
+        kernel = shapes if isinstance(shapes, str) else _kernel(*shapes[:4], is_causal, scale)
+        reason = kernel if isinstance(kernel, str) else None
     if reason:
         _announce(reason)
         return call(query, key, value, attn_mask)
-    q, k, v, mask, leading = shapes
-    out, _ = ops.fwd(q, k, v, mask, None, None, 0 if is_causal else None, scale)
+    out, _ = kernel.run(*shapes[:3])
+    leading = shapes[4]
     return out if leading is None else out.reshape(*leading, out.shape[-2], out.shape[-1])
 
 
@@ -183,9 +188,46 @@ def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
     return None
 
 
-def _kernel_reason(q, k, v, attn_mask, scale):
+@dataclasses.dataclass
+class _Kernel:
+    """How a call reaches the operator."""
+
+    mask: torch.Tensor | None
+    len_kv: torch.Tensor | None
+    lo: int | None
+    hi: int | None
+    scale: float | None
+    copies: dict  #: {"q": why the kernels take a copy of it, ...}
+
+    def notes(self):
+        """What explain() says of it."""
+        found = [f"{name} is copied first: {why}" for name, why in self.copies.items()]
+        if self.len_kv is not None:
+            band = f", {self.lo} <= key - query" if self.lo is not None else ""
+            band += f", key - query <= {self.hi}" if self.hi is not None else ""
+            found.append(f"attn_mask is read as key lengths of each batch{band}")
+        return tuple(found)
+
+    def run(self, q, k, v):
+        rest = (self.mask, self.len_kv, self.lo, self.hi, self.scale)
+        return ops.fwd_by_copies(self.copies, q, k, v, *rest) if self.copies else ops.fwd(q, k, v, *rest)
+
+
+def _kernel(q, k, v, mask, is_causal, scale):
+    """How the operator runs this call of SDPA, or why it cannot."""
+    len_kv, lo, hi = None, None, 0 if is_causal else None
+    if mask is not None and ops.arch_of(q.device):
+        keys = masks.keys_of(mask, q.shape[0], q.shape[2])
+        if isinstance(keys, str):
+            return keys
+        mask, len_kv, lo, hi = None, keys.len_kv, keys.lo, keys.hi
+    reason, copies = _kernel_reason(q, k, v, mask, scale)
+    return reason or _Kernel(mask, len_kv, lo, hi, scale, copies)
+
+
+def _kernel_reason(q, k, v, mask, scale):
     wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    return ops.unsupported(q, k, v, attn_mask, scale, backward=wants_grad)
+    return ops.unsupported_with_copies(q, k, v, mask, scale, backward=wants_grad)
 
 
 def _sdpa_shapes(query, key, value, attn_mask, enable_gqa):
@@ -302,13 +344,13 @@ def flash_attn_func(
         raise ValueError(f"softmax_scale must be finite, and it is {softmax_scale}")
     lo, hi = _flash_band(causal, window_size, q.shape[1], k.shape[1])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    reason = _kernel_reason(q, k, v, None, softmax_scale)
+    reason, copies = _kernel_reason(q, k, v, None, softmax_scale)
     if reason:
         raise NotImplementedError(reason)
     if _derives_otherwise():
         out, lse = _by_formula(q, k, v, lo, hi, softmax_scale)
     else:
-        out, lse = ops.fwd(q, k, v, None, None, lo, hi, softmax_scale)
+        out, lse = _Kernel(None, None, lo, hi, softmax_scale, copies).run(q, k, v)
     out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
@@ -377,12 +419,14 @@ class Explanation:
     isa: str | None  #: the CPU's instruction set that would run it
     reason: str | None  #: why our kernels cannot run it
     not_faster: dict  #: {faster backend or instruction set: why it is not used}
+    notes: tuple = ()  #: what is done first: copies that the kernels need, and what a mask was found to be
 
     def __str__(self):
         if self.reason:
             lines = [f"PyTorch would run this: {self.reason}."]
         else:
             lines = [f"flash_attn4 would run this on {self.backend}" + (f" with {self.isa}." if self.isa else ".")]
+        lines += [f"  {note}" for note in self.notes]
         return "\n".join([*lines, *(f"  not {name}: {why}" for name, why in self.not_faster.items())])
 
 
@@ -400,12 +444,13 @@ def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *
     reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if reason is None:
         shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
-        reason = shapes if isinstance(shapes, str) else _kernel_reason(*shapes[:4], scale)
+        kernel = shapes if isinstance(shapes, str) else _kernel(*shapes[:4], is_causal, scale)
+        reason = kernel if isinstance(kernel, str) else None
     if reason:
         return Explanation("pytorch", None, reason, {})
-    if query.device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(query.device)
-        return Explanation(f"sm_{major}{minor}", None, None, {})
+    arch = ops.arch_of(query.device)
+    if arch:
+        return Explanation(f"sm_{arch}", None, None, {}, kernel.notes())
     used = _C.isa_in_use()
     not_faster = {name: why for name, why in backends().items() if name != "cpu"}
     for name, why in _C.isas():

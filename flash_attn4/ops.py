@@ -33,31 +33,67 @@ CPU = 0  # FA4_ARCH_CPU
 # ---- what can run
 
 
+def arch_of(device):
+    """What the C API calls this device: CPU, or 10 * major + minor of a GPU's compute capability; None: neither."""
+    if device.type in ("cpu", "meta"):
+        return CPU
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def unsupported(q, k, v, attn_mask=None, scale=None, backward=False):
     """None when fa4::fwd (with backward: its gradient too) can run this call, else why not, as a sentence.
 
     Whether shapes fit together is another question. While compiling for a GPU, sizes and strides are not looked at."""
-    if q.device.type in ("cpu", "meta"):
-        arch = CPU
-    elif q.device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(q.device)
-        arch = 10 * major + minor
-    else:
+    arch = arch_of(q.device)
+    if arch is None:
         return f"there are no kernels for the device {q.device.type}"
     mask = "" if attn_mask is None else _name(attn_mask.dtype)
+    layout = () if arch == CPU or torch.compiler.is_compiling() else _layout(q, k, v)
     dim, dim_v = operator.index(q.shape[-1]), operator.index(v.shape[-1])  # plain numbers while compiling, too
-    more = ()
-    if arch != CPU and not torch.compiler.is_compiling():
-        out_stride = dense_like((*q.shape[:3], dim_v), q.stride())
-        sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
-        more = (sizes, (*q.stride(), *k.stride(), *v.stride(), *out_stride))
-    return ask(backward, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *more)
+    return ask(backward, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *layout)
 
 
-def ask(backward, arch, dtype, dim, dim_v, mask="", scale=1.0, *sizes_and_strides):
+def unsupported_with_copies(q, k, v, attn_mask=None, scale=None, backward=False):
+    """What unsupported says when fwd_by_copies makes the copies that the call needs, and which: why_copied."""
+    reason = unsupported(q, k, v, attn_mask, scale, backward)
+    arch, compiling = arch_of(q.device), torch.compiler.is_compiling()
+    copies = why_copied(q, k, v) if arch and (reason or compiling) else {}
+    if not copies:
+        return reason, {}
+    mask = "" if attn_mask is None else _name(attn_mask.dtype)
+    if compiling:
+        dim, dim_v = (_filled_up(operator.index(x.shape[-1])) for x in (q, v))
+        layout = ()
+    else:
+        shadows = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in (q, k, v))
+        q, k, v = _with_copies(copies, *shadows)
+        dim, dim_v, layout = q.shape[3], v.shape[3], _layout(q, k, v)
+    still = ask(backward, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *layout)
+    return (still and (reason or still)), copies
+
+
+def _layout(q, k, v):
+    """Sizes, strides and addresses of a call as ask takes them."""
+    out_stride = dense_like((*q.shape[:3], v.shape[3]), q.stride())
+    sizes = (q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
+    return sizes, (*q.stride(), *k.stride(), *v.stride(), *out_stride), tuple(map(_address, (q, k, v)))
+
+
+def _address(tensor):
+    """Where a tensor starts; 0 of one without memory: a fake, or one of vmap."""
+    try:
+        return tensor.data_ptr() if type(tensor) in (torch.Tensor, torch.nn.Parameter) else 0
+    except RuntimeError:
+        return 0
+
+
+def ask(backward, arch, dtype, dim, dim_v, mask="", scale=1.0, *sizes_strides_addresses):
     """fa4_fwd_unsupported or fa4_bwd_unsupported for calls of this kind: None, or the reason."""
     module = _C if arch == CPU or _C_cuda is None else _C_cuda
-    return module.unsupported(backward, arch, dtype, dim, dim_v, mask, scale, *sizes_and_strides)
+    return module.unsupported(backward, arch, dtype, dim, dim_v, mask, scale, *sizes_strides_addresses)
 
 
 # What torch.compiler.assume_constant_result sets, without its import of torch._dynamo, which takes longer than ours.
@@ -66,6 +102,75 @@ ask._dynamo_marked_constant = True
 
 def _name(dtype):
     return str(dtype).removeprefix("torch.")
+
+
+# ---- what GPU kernels take by a copy: tensor copies (TMA) move units of 16 bytes
+
+
+_UNIT = 8  # 16-bit elements
+
+
+def _filled_up(dim):
+    return -(-dim // _UNIT) * _UNIT
+
+
+def why_copied(q, k, v):
+    """{"q": why the GPU kernels take a copy of it, ...}, without those that they take as they are.
+
+    The same rule as in csrc/cuda/maps.c, and a test compares them. The result has v's head dim, and no gaps."""
+    if arch_of(q.device) == CPU:
+        return {}
+    reasons = {name: _why_copied(tensor) for name, tensor in (("q", q), ("k", k), ("v", v))}
+    if reasons["v"] is None and v.shape[3] % _UNIT:
+        reasons["v"] = f"its head dim {v.shape[3]} is no multiple of {_UNIT}"
+    return {name: why for name, why in reasons.items() if why}
+
+
+def _why_copied(tensor):
+    size, stride = tensor.shape, tensor.stride()
+    if size[3] > 1 and stride[3] != 1:
+        return f"its head dim has stride {stride[3]}, not 1"
+    for d, name in ((2, "row"), (1, "head"), (0, "batch")):
+        repeats = stride[d] == 0 and name != "row"
+        if size[d] > 1 and not repeats and (stride[d] == 0 or stride[d] % _UNIT or stride[d] >= (1 << 39)):
+            return f"its {name} stride {stride[d]} is no positive multiple of {_UNIT}"
+    if not torch.compiler.is_compiling() and _address(tensor) % (2 * _UNIT):
+        return f"it does not start at a multiple of {2 * _UNIT} bytes"
+    return None
+
+
+def copied(tensor):
+    """A copy that tensor copies take: dimensions in the same order, but for the head dim, which is the innermost and is
+    filled up with zeros to a multiple of 8. A batch or head that repeats does so in the copy."""
+    stride = tensor.stride()
+    once = tensor
+    for d in (0, 1):
+        if stride[d] == 0:
+            once = once.narrow(d, 0, min(1, once.shape[d]))
+    order = [*sorted(range(3), key=lambda d: -stride[d]), 3]
+    more = _filled_up(tensor.shape[3]) - tensor.shape[3]
+    once = once.permute(order)
+    if more:
+        dense = torch.nn.functional.pad(once, (0, more))
+    else:
+        dense = once.clone(memory_format=torch.contiguous_format)
+    back = [order.index(d) for d in range(4)]
+    return dense.permute(back).expand(*tensor.shape[:3], dense.shape[3])
+
+
+def _with_copies(names, q, k, v):
+    if q.shape[3] % _UNIT and ("q" in names or "k" in names):
+        names = {*names, "q", "k"}  # both are filled up
+    return tuple(copied(x) if name in names else x for name, x in zip("qkv", (q, k, v), strict=True))
+
+
+def fwd_by_copies(names, q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
+    """fa4::fwd with copies of those of q, k, v that names has."""
+    dim, dim_v = q.shape[3], v.shape[3]
+    q, k, v = _with_copies(names, q, k, v)
+    scale = 1 / math.sqrt(dim) if scale is None else scale
+    out, lse = _fwd(q, k, v, attn_mask, len_kv, lo, hi, scale)
+    return out if out.shape[3] == dim_v else out[..., :dim_v].clone(), lse
 
 
 # ---- fakes

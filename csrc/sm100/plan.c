@@ -17,7 +17,9 @@ static const struct {
 static int pack_log2_of(const fa4_fwd_params *p)
 {
     const int64_t group = p->heads_kv ? p->heads_q / p->heads_kv : 1;
+    const int64_t stride = p->stride_q[1] > p->stride_o[1] ? p->stride_q[1] : p->stride_o[1];
     if (group <= 1 || FA4_SM100_BLOCK_Q % group != 0 || p->stride_q[1] == 0) return 0;
+    if (stride >= (INT64_C(1) << 39) / group) return 0; // that between groups must be below 2^40 bytes
     int log2 = 0;
     while (1 << log2 < group) log2++;
     return log2;

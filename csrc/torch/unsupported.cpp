@@ -8,7 +8,8 @@ namespace fa4_torch
 {
 
 const char unsupported_doc[] =
-    "(backward, arch, dtype, dim, dim_v, mask dtype or '', scale, sizes=None, strides=None): None, or why not.";
+    "(backward, arch, dtype, dim, dim_v, mask dtype or '', scale, sizes=None, strides=None, addresses=None): None, or why "
+    "not.";
 
 static int64_t *const END = nullptr;
 
@@ -33,8 +34,9 @@ PyObject *unsupported(PyObject *, PyObject *args)
     const char *dtype, *mask;
     long long dim, dim_v;
     double scale;
-    PyObject *sizes = Py_None, *strides = Py_None;
-    if (!PyArg_ParseTuple(args, "pisLLsd|OO", &backward, &arch, &dtype, &dim, &dim_v, &mask, &scale, &sizes, &strides))
+    PyObject *sizes = Py_None, *strides = Py_None, *addresses = Py_None;
+    if (!PyArg_ParseTuple(args, "pisLLsd|OOO", &backward, &arch, &dtype, &dim, &dim_v, &mask, &scale, &sizes, &strides,
+                          &addresses))
         return nullptr;
     int d = 0, m = 0;
     while (d < 4 && strcmp(dtype, dtypes[d])) d++;
@@ -64,6 +66,12 @@ PyObject *unsupported(PyObject *, PyObject *args)
     }
     if (sizes != Py_None && !read_numbers(sizes, size_of)) return nullptr;
     if (strides != Py_None && !read_numbers(strides, stride_of)) return nullptr;
+    int64_t q = 0, k = 0, v = 0;
+    int64_t *const address_of[] = {&q, &k, &v, END};
+    if (addresses != Py_None && !read_numbers(addresses, address_of)) return nullptr;
+    p->q = reinterpret_cast<const void *>(q);
+    p->k = reinterpret_cast<const void *>(k);
+    p->v = reinterpret_cast<const void *>(v);
     const char *reason = backward ? fa4_bwd_unsupported(&params, arch) : fa4_fwd_unsupported(p, arch);
     if (!reason) Py_RETURN_NONE;
     return PyUnicode_FromString(reason);

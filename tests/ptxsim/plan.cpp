@@ -56,6 +56,7 @@ fa4_fwd_params params(const py::dict &d)
     p.hi = d["hi"].is_none() ? FA4_UNBOUNDED_HI : d["hi"].cast<int64_t>();
     p.scale = d["scale"].cast<double>();
     p.dtype = static_cast<fa4_dtype>(d["dtype"].cast<int>());
+    if (d.contains("mask_type")) p.mask_type = static_cast<fa4_mask_type>(d["mask_type"].cast<int>());
     return p;
 }
 

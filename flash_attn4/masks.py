@@ -1,0 +1,86 @@
+"""Masks that say no more than a band and how many keys each batch has: the GPU kernels take those two, and no mask."""
+
+import dataclasses
+import weakref
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """Query i of batch b sees key j when lo <= j - i <= hi (None: open) and j < len_kv[b]."""
+
+    len_kv: torch.Tensor  #: int32 [batch], on the mask's device
+    lo: int | None
+    hi: int | None
+
+
+_known = {}  # id of a mask: a weak reference to it; its version, and what for; what keys_of found
+
+
+def keys_of(mask, batch, len_q):
+    """The Keys that a boolean mask [batch or 1, 1, len_q or 1, len_kv] is for so many batches and queries, or why it is
+    none, as a sentence.
+
+    Found out once for each mask and each change of it: the device computes, and the host waits for six numbers. The
+    layers of a model that are given the same tensor do not wait again. A tensor of inference_mode does not count its
+    changes, so it is looked at each time. While a CUDA graph is captured nothing is found out, nor known: a replay
+    might bring another mask in the same memory."""
+    if mask.dtype != torch.bool:
+        return "attn_mask is added to the scores, and the GPU kernels take no mask but one of key lengths"
+    if mask.dim() > 4 or (mask.dim() >= 3 and mask.shape[-3] != 1 and mask.stride(-3) != 0):
+        return "attn_mask differs from head to head"
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return "attn_mask is not looked at while compiling, or under torch.func"
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        return "attn_mask is not looked at while a CUDA graph is captured"
+    if mask.is_inference():
+        return _find(mask, batch, len_q)
+    known = _known.get(id(mask))
+    if known is None or known[0]() is not mask or known[1] != (mask._version, batch, len_q):
+        identity = id(mask)
+        reference = weakref.ref(mask, lambda gone: _forget(identity, gone))
+        known = _known[identity] = (reference, (mask._version, batch, len_q), _find(mask, batch, len_q))
+    return known[2]
+
+
+def _forget(identity, reference):
+    if identity in _known and _known[identity][0] is reference:
+        del _known[identity]
+
+
+def _find(mask, batch, len_q):
+    mask = mask[(None,) * (4 - mask.dim())]
+    seen = mask[:, 0].expand(batch, *mask.shape[2:])  # [batch, len_q or 1, len_kv]
+    rows, len_kv = seen.shape[1:]
+    if seen.numel() == 0:
+        return Keys(torch.full((batch,), len_kv, dtype=torch.int32, device=mask.device), None, None)
+    i = torch.arange(rows, device=mask.device)
+    # The first key of each row, and one past its last; 0 and 0 where it sees none.
+    any_key = seen.any(-1)
+    begin = seen.view(torch.uint8).argmax(-1)
+    end = torch.where(any_key, len_kv - seen.flip(-1).view(torch.uint8).argmax(-1), 0)
+    length = end.amax(1)
+    # A row that ends before its batch does ends by the band, one that begins after the first key begins by it. All such
+    # rows must agree; the largest is as good as any, since the band is compared with the mask.
+    early, late = any_key & (end < length[:, None]), begin > 0
+    hi = torch.where(early, end - 1 - i, -rows).amax()
+    lo = torch.where(late, begin - i, -rows).amax()
+    first = (i + lo).clamp(min=0)
+    past = torch.minimum(torch.where(early.any(), i + hi + 1, len_kv).expand(batch, rows), length[:, None])
+    j = torch.arange(len_kv, device=mask.device)
+    same = (seen == ((j >= first[:, None]) & (j < past[..., None]))).all()
+    left = (late[:, -1]).any()
+    same, left, has_lo, has_hi, lo, hi = torch.stack(
+        [x.long() for x in (same, left, late.any(), early.any(), lo, hi)]
+    ).tolist()
+    if rows < len_q and (has_lo or has_hi):
+        same = False  # one row for all queries is no band
+    if same:
+        return Keys(length.to(torch.int32), lo if has_lo else None, hi if has_hi else None)
+    if left:
+        return (
+            "attn_mask hides the first keys of a batch (padding on the left), and the GPU kernels only know how many "
+            "keys a batch has: pad on the right"
+        )
+    return "attn_mask is neither a band nor padding on the right, and the GPU kernels take no other"

@@ -1,0 +1,383 @@
+"""What reaches the GPU kernels, and how, on a CPU: the package is told that tensors on the CPU are on a Hopper or a
+Blackwell GPU, and its operator is the simulator."""
+
+import functools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Reference, assert_within_bound, band, hashed, max_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flash_attn4
+from flash_attn4 import explain, flash_attn_func, masks, ops, scaled_dot_product_attention, set_fallback
+
+pytest.importorskip("pybind11", reason="the simulator needs pybind11: pip install -e '.[test]'")
+import ptxsim
+from ptxsim import plan
+
+PTX = Path(__file__).parents[1] / "build" / "ptx"
+HALF = torch.bfloat16
+
+
+@functools.cache
+def module(kernel):
+    path = PTX / f"{kernel}.ptx"
+    if not path.exists():
+        pytest.skip(f"{path} does not exist: the build found no nvcc")
+    return ptxsim.Module(path.read_text())
+
+
+class Chip:
+    """Stands for _C_cuda and the operator. calls has the arguments of each call."""
+
+    def __init__(self, arch):
+        self.arch, self.calls, self.runs = arch, [], True
+
+    def unsupported(self, backward, arch, dtype, dim, dim_v, mask, scale, sizes=None, strides=None, addresses=None):
+        if backward:
+            return "gradients are not implemented on CUDA"
+        batch, heads_q, heads_kv, len_q, len_kv = sizes or (1, 1, 1, 1, 1)
+        strides = strides or (dim, dim, dim, 1) * 2 + (dim_v, dim_v, dim_v, 1) * 2
+        call = {
+            **dict(zip("qkv", addresses or (0, 0, 0), strict=True)),
+            **{f"stride_{name}": strides[4 * i : 4 * i + 4] for i, name in enumerate("qkvo")},
+            **{"o": 0, "lse": 0, "stride_lse": (heads_q * len_q, len_q, 1), "len_kv_of": 0, "lo": None, "hi": None},
+            **{"batch": batch, "heads_q": heads_q, "heads_kv": heads_kv, "len_q": len_q, "len_kv": len_kv},
+            **{"dim": dim, "dim_v": dim_v, "scale": scale, "mask_type": 1 if mask else 0},
+            "dtype": plan.DTYPES.index(getattr(torch, dtype)),
+        }
+        return plan.unsupported(call, arch)
+
+    def fwd(self, q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
+        assert attn_mask is None
+        self.calls.append({"q": q, "k": k, "v": v, "len_kv": len_kv, "lo": lo, "hi": hi, "scale": scale})
+        how = {"lo": lo, "hi": hi, "scale": scale, "len_kv_of": len_kv}
+        out, lse = q.new_empty(*q.shape[:3], v.shape[3]), torch.empty(q.shape[:3])
+        if not self.runs:
+            return out, lse
+        kernel = plan.fwd_plan(plan.params(q, k, v, out, lse, **how), self.arch)["kernel"]
+        out, lse, report = plan.forward(module(kernel), q, k, v, arch=self.arch, **how)
+        assert report is None or report.finished
+        shape = out.shape
+        return out.new_empty_strided(shape, ops.dense_like(shape, q.stride())).copy_(out), lse
+
+
+@pytest.fixture(params=[90, 100])
+def chip(request, monkeypatch):
+    chip = Chip(request.param)
+    monkeypatch.setattr(ops, "_C_cuda", chip)
+    monkeypatch.setattr(ops, "arch_of", lambda device: chip.arch)
+    monkeypatch.setattr(ops, "fwd", chip.fwd)
+    monkeypatch.setattr(ops, "_fwd", chip.fwd)
+    with set_fallback("error"):
+        yield chip
+
+
+def qkv(len_q=70, len_kv=90, *, batch=2, heads=2, heads_kv=None, dim=64, dim_v=None):
+    shapes = (heads, len_q, dim), (heads_kv or heads, len_kv, dim), (heads_kv or heads, len_kv, dim_v or dim)
+    return [hashed(batch, *shape, seed=i, dtype=HALF) for i, shape in enumerate(shapes)]
+
+
+# ---- copies
+
+
+def scattered_rows(x, gap):
+    """x with gap elements after each row."""
+    return torch.nn.functional.pad(x, (0, gap))[..., : x.shape[3]]
+
+
+def moved(x):
+    """x, starting two bytes after a multiple of 16."""
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+LAYOUTS = {
+    "rows of 65": (lambda x: scattered_rows(x, 1), "row stride 65"),
+    "columns first": (lambda x: x.transpose(2, 3).contiguous().transpose(2, 3), "head dim has stride"),
+    "off by two bytes": (moved, "16 bytes"),
+    "one row for all": (lambda x: x[:, :, :1].expand_as(x), "row stride 0"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", range(3))
+def test_what_tensor_copies_cannot_take_is_copied(chip, layout, which):
+    tensors = qkv()
+    change, why = LAYOUTS[layout]
+    tensors[which] = change(tensors[which])
+    name = "qkv"[which]
+    (note,) = explain(*tensors, is_causal=True).notes
+    assert note.startswith(f"{name} is copied first: ")
+    assert why in note
+    assert not chip.calls
+    out = scaled_dot_product_attention(*tensors, is_causal=True)
+    assert_within_bound({"out": out}, *tensors, hi=0)
+    (call,) = chip.calls
+    assert [call[n] is x for n, x in zip("qkv", tensors, strict=True)] == [n != name for n in "qkv"]
+    assert torch.equal(call[name], tensors[which])
+
+
+@pytest.mark.parametrize("dim, dim_v", [(60, 60), (1, 3), (64, 20), (33, 64), (127, 128)])
+def test_head_dims_are_filled_up(chip, dim, dim_v):
+    tensors = qkv(dim=dim, dim_v=dim_v)
+    notes = explain(*tensors).notes
+    assert any("head dim" in note or "row stride" in note for note in notes)
+    out = scaled_dot_product_attention(*tensors)
+    assert out.shape == (2, 2, 70, dim_v)
+    assert out.is_contiguous()
+    assert_within_bound({"out": out}, *tensors)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in tensors)
+    out, lse = flash_attn_func(q, k, v, causal=True, return_lse=True)
+    assert out.is_contiguous()
+    assert_within_bound({"out": out.transpose(1, 2)}, *tensors, hi=20)
+    assert max_error(lse, Reference(*tensors, hi=20).lse) < 1e-3
+
+
+def test_what_can_be_taken_is_not_copied(chip):
+    chip.runs = False
+    q, k, v = qkv()
+    for tensors in (
+        (q, k, v),
+        [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)],
+        (q, k[:, :1].expand_as(k), v[:1].expand_as(v)),  # repeated heads and batches
+        [scattered_rows(x[..., :60], 4) for x in (q, k)] + [v],  # rows of 60 in places of 64
+        (q[:1, :1, :1], k[:1, :1], v[:1, :1]),
+        [x[:, :, :, :].as_strided(x[:1, :1, :1].shape, (5, 3, 1, 1)) for x in (q, k, v)],  # sizes of 1 have no strides
+    ):
+        assert explain(*tensors).notes == ()
+        scaled_dot_product_attention(*tensors)
+        assert all(chip.calls[-1][name] is x for name, x in zip("qkv", tensors, strict=True))
+
+
+def test_a_copy_keeps_the_order_of_dimensions_and_what_repeats(chip):
+    chip.runs = False
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv(dim=60))
+    scaled_dot_product_attention(q, k[:, :1].expand_as(k), v)
+    call = chip.calls[-1]
+    assert call["q"].transpose(1, 2).is_contiguous()
+    assert call["k"].stride(1) == 0
+    assert call["scale"] == 1 / math.sqrt(60)
+    assert call["q"].shape[3] == call["k"].shape[3] == call["v"].shape[3] == 64
+    assert (call["q"][..., 60:] == 0).all()
+
+
+def test_a_refusal_that_no_copy_helps_is_that_of_the_kernels(chip):
+    with pytest.raises(NotImplementedError, match="between 1 and 256: 257"):
+        flash_attn_func(*(x.transpose(1, 2) for x in qkv(dim=257)))
+    if chip.arch == 100:
+        with pytest.raises(NotImplementedError, match="no tiling for head dims 250 and 250"):
+            flash_attn_func(*(x.transpose(1, 2) for x in qkv(dim=250)))
+    with pytest.raises(NotImplementedError, match="float16 and bfloat16 only"):
+        scaled_dot_product_attention(*(x.float() for x in qkv(dim=60)))
+
+
+strides = st.sampled_from([0, 1, 2, 4, 8, 60, 64, 72, 4096, 4100, (1 << 39) - 8, 1 << 39])
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    size=st.tuples(*[st.sampled_from([1, 2, 5])] * 3, st.sampled_from([1, 60, 64])),
+    stride=st.tuples(strides, strides, strides, st.sampled_from([0, 1, 2, 64])),
+)
+def test_the_rule_for_copies_is_that_of_the_plan(size, stride):
+    """Of k, beside a q that is in order. Its start is another test's: memory that starts anywhere is hard to come by."""
+    view = torch.empty(0, dtype=HALF, device="meta").as_strided(size, stride)
+    batch, heads, len_kv, dim = size
+    strides = (64 * heads, 64, 64, 1, *stride, *(64 * len_kv * heads, 64 * len_kv, 64, 1), 64 * heads, 64, 64, 1)
+    sizes = (batch, heads, heads, 1, len_kv)
+    reason = Chip(90).unsupported(False, 90, "bfloat16", dim, 64, "", 1.0, sizes, strides)
+    assert (reason is None) == (ops._why_copied(view) is None)
+
+
+def call(batch=1, heads_q=1, heads_kv=1, len_q=8, len_kv=8, dim=64, dim_v=64, **more):
+    """fa4_fwd_params of a call whose tensors are in order."""
+    strides = (heads_q * len_q, len_q, 1), (heads_kv * len_kv, len_kv, 1)
+    return {
+        **dict.fromkeys(("q", "k", "v", "o", "lse", "len_kv_of"), 0),
+        **{"stride_q": (*(dim * s for s in strides[0]), 1), "stride_k": (*(dim * s for s in strides[1]), 1)},
+        **{"stride_v": (*(dim_v * s for s in strides[1]), 1), "stride_o": (*(dim_v * s for s in strides[0]), 1)},
+        **{"stride_lse": strides[0], "batch": batch, "heads_q": heads_q, "heads_kv": heads_kv},
+        **{"len_q": len_q, "len_kv": len_kv, "dim": dim, "dim_v": dim_v, "lo": None, "hi": None, "scale": 1.0},
+        **{"dtype": plan.DTYPES.index(HALF), **more},
+    }
+
+
+@pytest.mark.parametrize("arch", [90, 100, 103])
+@pytest.mark.parametrize(
+    "what, why",
+    [
+        ({"len_q": 1 << 31}, "queries and keys"),
+        ({"len_kv": (1 << 30) + 1}, "queries and keys"),
+        ({"batch": 1 << 40, "stride_q": (0, 0, 64, 1), "stride_k": (0, 0, 64, 1)}, "tiles"),
+        ({"batch": 1 << 40, "heads_q": 1 << 40, "heads_kv": 1, "stride_q": (0, 0, 64, 1)}, "tiles"),
+        ({"len_q": 1 << 30, "batch": 4096, "stride_q": (0, 64, 64, 1), "stride_o": (64, 64, 64, 1)}, "tiles"),
+        ({"batch": 2, "stride_k": (1 << 40, 64, 64, 1)}, "batch stride of k"),
+        ({"heads_q": 2, "heads_kv": 2, "stride_v": (64, -64, 64, 1)}, "head stride of v"),
+        ({"stride_o": (64, 64, 0, 1)}, "row stride of o"),
+        ({"stride_q": (64, 64, 68, 1)}, "row stride of q"),
+        ({"stride_k": (64, 64, 64, 2)}, "head dim of k must be contiguous"),
+        ({"v": 8}, "v must start at a multiple of 16 bytes"),
+        ({"o": 2}, "o must start at a multiple of 16 bytes"),
+    ],
+)
+def test_limits_of_tensor_copies_are_said(arch, what, why):
+    assert why in plan.unsupported(call(**what), arch)
+    with pytest.raises(ValueError, match=why):
+        plan.fwd_plan(call(**what), arch)
+
+
+@pytest.mark.parametrize("arch", [90, 100, 103])
+def test_strides_are_normalised_before_they_are_judged(arch):
+    for what in (
+        {"stride_q": (5, -3, 64, 1)},  # sizes of 1 have no strides
+        {"len_q": 1, "stride_q": (5, -3, 7, 1), "stride_o": (1, 1, 1, 1)},
+        {"batch": 3, "heads_q": 4, "heads_kv": 4, "stride_k": (0, 0, 64, 1)},  # repeated
+        {"batch": 0, "stride_q": (5, 5, 5, 5), "q": 2},  # nothing to copy
+    ):
+        assert plan.unsupported(call(**what), arch) is None
+        for m in plan.fwd_plan(call(**what), arch)["maps"]:
+            assert all(0 < step < 1 << 40 and step % 16 == 0 for step in m["stride"])
+            assert all(0 < n <= 1 << 32 for n in m["size"])
+            assert all(0 < n <= 256 for n in m["box"])
+    far = call(heads_q=8, heads_kv=1, stride_q=(1 << 38, 1 << 38, 64, 1))  # packing these would go beyond 2^40
+    assert all(step < 1 << 40 for m in plan.fwd_plan(far, arch)["maps"] for step in m["stride"])
+
+
+# ---- masks
+
+
+LENGTHS = torch.tensor([3, 9, 6, 0])
+
+
+def padding(len_kv=9, lengths=LENGTHS):
+    return (torch.arange(len_kv) < lengths[:, None])[:, None, None]
+
+
+def mask_of(len_q, len_kv, lo=None, hi=None, lengths=LENGTHS):
+    return (padding(len_kv, lengths) & band(len_q, len_kv, lo, hi)).expand(len(lengths), 1, len_q, len_kv).contiguous()
+
+
+@pytest.mark.parametrize("lo, hi", [(None, None), (None, 0), (None, 4), (-2, 0), (-3, 2), (1, None), (None, -2)])
+@pytest.mark.parametrize("len_q, len_kv", [(5, 9), (9, 9), (9, 5), (2, 9)])
+def test_padding_causal_and_windows_are_read_from_a_mask(len_q, len_kv, lo, hi):
+    lengths = LENGTHS.clamp(max=len_kv)
+    mask = mask_of(len_q, len_kv, lo, hi, lengths)
+    keys = masks.keys_of(mask, 4, len_q)
+    if isinstance(keys, str):  # too few rows show the band
+        assert (hi, len_q) == (-2, 2), keys
+        return
+    assert keys.len_kv.dtype == torch.int32
+    assert torch.equal(mask_of(len_q, len_kv, keys.lo, keys.hi, keys.len_kv), mask)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4),
+    len_q=st.integers(1, 6),
+    lo=st.none() | st.integers(-6, 7),
+    hi=st.none() | st.integers(-6, 7),
+    flips=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 6)), max_size=2),
+)
+def test_what_is_read_is_the_mask(lengths, len_q, lo, hi, flips):
+    mask = mask_of(len_q, 7, lo, hi, torch.tensor(lengths))
+    for b, i, j in flips:
+        mask[b % len(lengths), 0, i % len_q, j] ^= True
+    keys = masks.keys_of(mask, len(lengths), len_q)
+    if not isinstance(keys, str):
+        assert torch.equal(mask_of(len_q, 7, keys.lo, keys.hi, keys.len_kv), mask)
+    elif not flips and (lo is None or lo <= 0) and (hi is None or hi >= 0):
+        assert not keys
+
+
+def test_one_row_of_a_mask_is_no_band():
+    row = torch.zeros(2, 1, 1, 9, dtype=torch.bool)
+    row[..., 3:7] = True
+    assert "padding on the left" in masks.keys_of(row, 2, 5)
+    assert masks.keys_of(row, 2, 1).lo == 3  # of one query it is
+    assert masks.keys_of(padding(), 4, 5).len_kv.tolist() == [3, 9, 6, 0]
+    assert masks.keys_of(padding()[1:2, 0, 0], 4, 5).len_kv.tolist() == [9] * 4
+
+
+@pytest.mark.parametrize(
+    "mask, why",
+    [
+        (padding().flip(-1), "padding on the left"),
+        (padding().flip(-1) & band(9, 9, hi=0), "padding on the left"),
+        (torch.arange(9) % 2 == 0, "neither a band nor padding"),
+        (padding().logical_not() | (torch.arange(9) == 0), "neither a band nor padding"),
+        (padding().expand(4, 2, 9, 9).contiguous(), "from head to head"),
+        (torch.zeros(4, 1, 9, 9), "added to the scores"),
+    ],
+)
+def test_other_masks_are_said_to_be_others(chip, mask, why):
+    tensors = qkv(9, 9, batch=4)
+    found = explain(*tensors, mask)
+    assert found.backend == "pytorch"
+    assert why in found.reason
+    with pytest.raises(NotImplementedError, match=why):
+        scaled_dot_product_attention(*tensors, mask)
+
+
+@pytest.mark.parametrize("hi", [None, 0])
+def test_padded_batches_stay_on_the_kernels(chip, hi):
+    tensors = qkv(90, 90, batch=4, heads=4, heads_kv=2)
+    lengths = torch.tensor([90, 1, 64, 33])
+    mask = mask_of(90, 90, None, hi, lengths)
+    out = scaled_dot_product_attention(*tensors, mask, enable_gqa=True)
+    (call,) = chip.calls
+    assert call["len_kv"].tolist() == lengths.tolist()
+    assert call["hi"] == hi
+    assert_within_bound({"out": out}, *tensors, attn_mask=mask)
+    (note,) = explain(*tensors, mask).notes
+    assert "key lengths" in note
+
+
+def test_a_mask_is_looked_at_once(chip, monkeypatch):
+    chip.runs = False
+    looked = []
+    find = masks._find
+    monkeypatch.setattr(masks, "_find", lambda *args: looked.append(args) or find(*args))
+    tensors = qkv(9, 9, batch=4)
+    mask = mask_of(9, 9, hi=0)
+    for _ in range(3):
+        scaled_dot_product_attention(*tensors, mask)
+    assert len(looked) == 1
+    mask[0] = False  # as a cache of a fixed size changes it
+    scaled_dot_product_attention(*tensors, mask)
+    assert len(looked) == 2
+    assert chip.calls[-1]["len_kv"].tolist() == [0, 9, 6, 0]
+    with torch.inference_mode():
+        uncounted = mask.clone()
+        for _ in range(2):
+            scaled_dot_product_attention(*tensors, uncounted)
+    assert len(looked) == 4
+    looked.clear()  # it holds the mask
+    known = len(masks._known)
+    del mask
+    assert len(masks._known) == known - 1
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_transformers_model(chip, side):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    chip.runs = False
+    config = transformers.LlamaConfig(
+        vocab_size=99, hidden_size=128, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    tokens = torch.randint(2, 99, (2, 13), generator=torch.Generator().manual_seed(0))
+    padding = torch.ones_like(tokens)
+    padding[1, slice(9, None) if side == "right" else slice(4)] = 0
+    with flash_attn4.enable_transformers(), torch.no_grad(), set_fallback("silent"):
+        model = transformers.LlamaForCausalLM(config).eval().to(HALF)
+        model.set_attn_implementation("fa4")
+        model(tokens, attention_mask=padding)
+    if side == "left":
+        assert not chip.calls  # PyTorch ran them
+        return
+    assert len(chip.calls) == 3
+    assert all(call["hi"] == 0 and call["len_kv"].tolist() == [13, 9] for call in chip.calls)
+    assert chip.calls[0]["len_kv"] is chip.calls[2]["len_kv"]
