@@ -183,7 +183,7 @@ strides = st.sampled_from([0, 1, 2, 4, 8, 60, 64, 72, 4096, 4100, (1 << 39) - 8,
     stride=st.tuples(strides, strides, strides, st.sampled_from([0, 1, 2, 64])),
 )
 def test_the_rule_for_copies_is_that_of_the_plan(size, stride):
-    """Of k, beside a q that is in order. Its start is another test's: memory that starts anywhere is hard to come by."""
+    """Of k, beside a q that is in order."""
     view = torch.empty(0, dtype=HALF, device="meta").as_strided(size, stride)
     batch, heads, len_kv, dim = size
     strides = (64 * heads, 64, 64, 1, *stride, *(64 * len_kv * heads, 64 * len_kv, 64, 1), 64 * heads, 64, 64, 1)
