@@ -111,7 +111,7 @@ def test_a_chip_that_does_something_else_fails_the_probe(name, changed, blackwel
     assert worker.run(blackwell, items.Item(name, probe=probe))["result"] in ("fail", "error")
 
 
-@pytest.mark.parametrize("name", ["order", "order_pair"])
+@pytest.mark.parametrize("name", ["order", "order_pair", "pair_relaxed"])
 def test_the_order_probe_leans_on_the_order_of_issue_alone(name, blackwell):
     with pytest.raises(device.DeviceError) as raised:
         blackwell.run(BY_NAME[name], strict_mma_order=True)

@@ -9,7 +9,14 @@
 
 #ifdef FA4_BOUNDED_WAITS
 #    define mbarrier_wait_cluster(mbar, parity) FA4_WAIT_BOUNDED(mbarrier_try_wait_parity_cluster, mbar, parity)
+#    define mbarrier_wait_relaxed_cluster(mbar, parity) \
+        FA4_WAIT_BOUNDED(mbarrier_try_wait_parity_relaxed_cluster, mbar, parity)
 #else
+FA4_DEVICE void mbarrier_wait_relaxed_cluster(uint32_t mbar, uint32_t parity)
+{
+    while (!mbarrier_try_wait_parity_relaxed_cluster(mbar, parity)) {
+    }
+}
 FA4_DEVICE void mbarrier_wait_cluster(uint32_t mbar, uint32_t parity)
 {
     while (!mbarrier_try_wait_parity_cluster(mbar, parity)) {
@@ -96,16 +103,16 @@ template <int GROUP> FA4_DEVICE void group_sync()
         cluster_sync();
 }
 
-// Barriers, and all 512 columns of tensor memory. What threads wrote to shared memory before it is there after it.
-template <int GROUP> FA4_DEVICE void begin(probe_smem &s)
+// The barriers full and done, and all 512 columns of tensor memory. What threads wrote to shared memory before it is
+// there after it.
+template <int GROUP> FA4_DEVICE void begin(probe_smem &s, int full_arrivals = 1)
 {
     if (threadIdx.x < 32) {
         tcgen05_alloc<GROUP>(shared_address(&s.tmem), 512);
         tcgen05_relinquish_alloc_permit<GROUP>();
     }
     if (threadIdx.x == 0) {
-        mbarrier_init(shared_address(&s.full), 1);
-        mbarrier_init(shared_address(&s.empty), 1);
+        mbarrier_init(shared_address(&s.full), full_arrivals);
         mbarrier_init(shared_address(&s.done), 1);
         fence_mbarrier_init();
     }

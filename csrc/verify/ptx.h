@@ -5,6 +5,49 @@
 
 #include "../cuda/ptx.h"
 
+FA4_DEVICE uint32_t cluster_ctarank()
+{
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// PTX ISA, "mapa": the address of the same place in the shared memory of another CTA of the cluster.
+FA4_DEVICE uint32_t mapa(uint32_t address, uint32_t rank)
+{
+    uint32_t mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+
+// PTX ISA, "mbarrier.arrive", at a barrier of any CTA of the cluster.
+FA4_DEVICE void mbarrier_arrive_relaxed_cluster(uint32_t mbar)
+{
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" : : "r"(mbar) : "memory");
+}
+
+FA4_DEVICE void mbarrier_arrive_expect_tx_relaxed_cluster(uint32_t mbar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;"
+                 :
+                 : "r"(mbar), "r"(bytes)
+                 : "memory");
+}
+
+FA4_DEVICE bool mbarrier_try_wait_parity_relaxed_cluster(uint32_t mbar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n\t"
+                 ".reg .pred p;\n\t"
+                 "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t"
+                 "}"
+                 : "=r"(done)
+                 : "r"(mbar), "r"(parity)
+                 : "memory");
+    return done;
+}
+
 // PTX ISA, "mbarrier.try_wait", for arrivals of any CTA of the cluster.
 FA4_DEVICE bool mbarrier_try_wait_parity_cluster(uint32_t mbar, uint32_t parity)
 {
@@ -20,28 +63,25 @@ FA4_DEVICE bool mbarrier_try_wait_parity_cluster(uint32_t mbar, uint32_t parity)
     return done;
 }
 
-// asm volatile("<before>.cta_group::<GROUP>.<after>" : : operands : "memory")
-#define FA4_GROUPED(before, after, ...)                                            \
-    do {                                                                           \
-        if constexpr (GROUP == 1)                                                  \
-            asm volatile(before ".cta_group::1" after : : __VA_ARGS__ : "memory"); \
-        else                                                                       \
-            asm volatile(before ".cta_group::2" after : : __VA_ARGS__ : "memory"); \
-    } while (0)
-
 template <int GROUP> FA4_DEVICE void tcgen05_alloc(uint32_t dst, uint32_t columns)
 {
-    FA4_GROUPED("tcgen05.alloc", ".sync.aligned.shared::cta.b32 [%0], %1;", "r"(dst), "r"(columns));
+    asm volatile("tcgen05.alloc.cta_group::%2.sync.aligned.shared::cta.b32 [%0], %1;"
+                 :
+                 : "r"(dst), "r"(columns), "n"(GROUP)
+                 : "memory");
 }
 
 template <int GROUP> FA4_DEVICE void tcgen05_relinquish_alloc_permit()
 {
-    FA4_GROUPED("tcgen05.relinquish_alloc_permit", ".sync.aligned;", "n"(0));
+    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::%0.sync.aligned;" : : "n"(GROUP) : "memory");
 }
 
 template <int GROUP> FA4_DEVICE void tcgen05_dealloc(uint32_t tmem, uint32_t columns)
 {
-    FA4_GROUPED("tcgen05.dealloc", ".sync.aligned.b32 %0, %1;", "r"(tmem), "r"(columns));
+    asm volatile("tcgen05.dealloc.cta_group::%2.sync.aligned.b32 %0, %1;"
+                 :
+                 : "r"(tmem), "r"(columns), "n"(GROUP)
+                 : "memory");
 }
 
 FA4_DEVICE void tcgen05_fence_before_thread_sync()
@@ -124,15 +164,21 @@ FA4_DEVICE void tcgen05_ld_16x32bx2_x8(uint32_t *d, uint32_t tmem)
 template <int GROUP>
 FA4_DEVICE void tcgen05_mma_ss(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate)
 {
-    FA4_GROUPED("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\ttcgen05.mma", ".kind::f16 [%0], %1, %2, %3, p;\n\t}",
-                "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate));
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\t"
+                 "tcgen05.mma.cta_group::%5.kind::f16 [%0], %1, %2, %3, p;\n\t}"
+                 :
+                 : "r"(d), "l"(a), "l"(b), "r"(descriptor), "r"(accumulate), "n"(GROUP)
+                 : "memory");
 }
 
 template <int GROUP>
 FA4_DEVICE void tcgen05_mma_ts(uint32_t d, uint32_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate)
 {
-    FA4_GROUPED("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\ttcgen05.mma", ".kind::f16 [%0], [%1], %2, %3, p;\n\t}",
-                "r"(d), "r"(a), "l"(b), "r"(descriptor), "r"(accumulate));
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %4, 0;\n\t"
+                 "tcgen05.mma.cta_group::%5.kind::f16 [%0], [%1], %2, %3, p;\n\t}"
+                 :
+                 : "r"(d), "r"(a), "l"(b), "r"(descriptor), "r"(accumulate), "n"(GROUP)
+                 : "memory");
 }
 
 FA4_DEVICE void tcgen05_mma_tf32(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, uint32_t accumulate)
@@ -200,9 +246,18 @@ template <int GROUP> FA4_DEVICE void tcgen05_commit(uint32_t mbar)
 // From shared to tensor memory; kind: 0 128x256b, 1 4x256b, 2 32x128b.warpx4.
 template <int GROUP> FA4_DEVICE void tcgen05_cp(int kind, uint32_t tmem, uint64_t descriptor)
 {
-    if (kind == 0) FA4_GROUPED("tcgen05.cp", ".128x256b [%0], %1;", "r"(tmem), "l"(descriptor));
-    if (kind == 1) FA4_GROUPED("tcgen05.cp", ".4x256b [%0], %1;", "r"(tmem), "l"(descriptor));
-    if (kind == 2) FA4_GROUPED("tcgen05.cp", ".32x128b.warpx4 [%0], %1;", "r"(tmem), "l"(descriptor));
+    if (kind == 0)
+        asm volatile("tcgen05.cp.cta_group::%2.128x256b [%0], %1;"
+                     :
+                     : "r"(tmem), "l"(descriptor), "n"(GROUP)
+                     : "memory");
+    if (kind == 1)
+        asm volatile("tcgen05.cp.cta_group::%2.4x256b [%0], %1;" : : "r"(tmem), "l"(descriptor), "n"(GROUP) : "memory");
+    if (kind == 2)
+        asm volatile("tcgen05.cp.cta_group::%2.32x128b.warpx4 [%0], %1;"
+                     :
+                     : "r"(tmem), "l"(descriptor), "n"(GROUP)
+                     : "memory");
 }
 
 #endif

@@ -417,7 +417,7 @@ def pairs():
                   Operand(128, 16, 32), Operand(64, 16, 32), values=numbered(128, 64), **both,
                   kernel="fa4_probe_pair")  # fmt: skip
     yield product("pair_n_96_tmem", "8", "a pair's product with A in tensor memory goes with N = 96",
-                  f"{use}, head dim 96", Operand(256, 16, 0), Operand(96, 16, 32), **both, a_in_tmem=True,
+                  NO_KERNEL, Operand(256, 16, 0), Operand(96, 16, 32), **both, a_in_tmem=True,
                   kernel="fa4_probe_pair_tmem")  # fmt: skip
     eight = (0x0F0F0F0F, 0, 0xFFFFFFFF, 0x80000001, 0x3, 0xF0000000, 0x12345678, 0)
     yield product("pair_lanes_left_out", "4", "words 4 to 7 of a pair's mask are the odd CTA's", NO_KERNEL,
@@ -429,7 +429,7 @@ def pairs():
     exact = (values[0] @ values[1].T).astype(np.float32)
     tile = Operand(128, 64, 128)
     yield Probe(
-        "pair_load", "1", "two CTAs load, and both count at the even one's barrier, its address bit 24 cleared",
+        "pair_load", "1", "two CTAs load, and both arrive and count at the even one's barrier",
         use, "fa4_probe_pair_load", words(np.concatenate([bf16(x).ravel() for x in values])),
         exact.view(np.uint32).reshape(2, 128, 64), (*tile.descriptor, instruction(256, 64, tile, tile)),
         ("CTA", "lane", "column"), grid=2, cluster=2,
@@ -497,8 +497,16 @@ def tensor_memory(multiprocessors):
 def order(multiprocessors):
     """P over S, as the forward does it."""
     rounds = 8
-    for pair in (False, True):
-        ctas, rng = 2 if pair else 1, random(7)
+    runs = "may overwrite the columns that the product issued before it reads: they run in order"
+    over, pair_use = "S(n - 1) overwrites the P of O += P V(n)", "tilings of CTA pairs"
+    for name, section, kernel, ctas, assumes, used_by in (
+        ("order", "5", "order", 1, f"a product {runs}", over),
+        ("order_pair", "5", "order_pair", 2, f"a product of a CTA pair {runs}", f"{over}, {pair_use}"),
+        ("pair_relaxed", "1", "relaxed", 2,
+         "relaxed arrivals between tcgen05 fences order what both CTAs stored in tensor memory before a pair's product",
+         pair_use),
+    ):  # fmt: skip
+        rng = random(7)
         q = rng.integers(-1, 2, (ctas * 128, 64)).astype(np.float32)
         k = rng.integers(-1, 2, (128, 64)).astype(np.float32)
         v = rng.integers(-1, 2, (128, 128)).astype(np.float32)  # [d][keys]
@@ -515,11 +523,7 @@ def order(multiprocessors):
         results = np.concatenate([q @ k.T, p.sum(0) @ v.T], 1).reshape(ctas, 128, 256)
         expected = words(np.concatenate([results] * multiprocessors)).reshape(-1, 128, 256)
         yield Probe(
-            "order_pair" if pair else "order", "5",
-            f"a product {'of a CTA pair ' if pair else ''}may overwrite the columns that the product issued before it "
-            "reads: they run in order",
-            "S(n - 1) overwrites the P of O += P V(n)" + (", tilings of CTA pairs" if pair else ""),
-            "fa4_probe_order_pair" if pair else "fa4_probe_order", np.concatenate(given), expected,
+            name, section, assumes, used_by, f"fa4_probe_{kernel}", np.concatenate(given), expected,
             (starts[2] // 16, rounds, starts[0], starts[1], *k_tile.descriptor, *v_tile.descriptor,
              instruction(ctas * 128, 128, q_tile, k_tile), instruction(ctas * 128, 128, q_tile, v_tile)),
             ("CTA", "lane", "column"), grid=len(expected), cluster=ctas, races=True,
@@ -749,7 +753,7 @@ def clusters(multiprocessors):
     expected[:, 6] = np.where(rank % 2 == 0, 101 + rank, 99)
     yield Probe(
         "addresses", "10", "a cluster's shared addresses are rank << 24 | offset: clearing bit 24 gives the even CTA's",
-        "tilings of CTA pairs", "fa4_probe_addresses", np.zeros(4, np.uint32), expected, axes=("CTA", "answer"),
+        NO_KERNEL, "fa4_probe_addresses", np.zeros(4, np.uint32), expected, axes=("CTA", "answer"),
         grid=ctas, cluster=4, blackwell=False,
     )  # fmt: skip
     ctas = 40 * multiprocessors
