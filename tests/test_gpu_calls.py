@@ -3,6 +3,7 @@ Blackwell GPU, and its operator is the simulator."""
 
 import functools
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -381,3 +382,45 @@ def test_a_transformers_model(chip, side):
     assert len(chip.calls) == 3
     assert all(call["hi"] == 0 and call["len_kv"].tolist() == [13, 9] for call in chip.calls)
     assert chip.calls[0]["len_kv"] is chip.calls[2]["len_kv"]
+
+
+# ---- README
+
+
+def kernels():
+    text = (Path(__file__).parents[1] / "README.md").read_text().split("<!-- kernels -->")[1].split("\n\n")[0]
+    for line in text.strip().splitlines()[2:]:
+        chip, dims, when, kernel, sizes = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        dims, sizes = ([int(n) for n in pair.split(", ")] for pair in (dims, sizes))
+        yield 90 if chip == "Hopper" else 100, dims, when, "fa4_{}_fwd_bf16_{}".format(*kernel.split()), sizes
+
+
+@pytest.mark.parametrize("arch, dims, when, kernel, sizes", kernels())
+def test_the_table_of_kernels(arch, dims, when, kernel, sizes):
+    rows, block_kv = sizes
+
+    def plan_of(len_q=512, len_kv=1000, **how):
+        return plan.fwd_plan(call(len_q=len_q, len_kv=len_kv, dim=dims[0], dim_v=dims[1], **how), arch)
+
+    if "or 8192 keys" in when:
+        calls = [{"len_kv": 4096}, {"len_kv": 8192, "hi": 0}]
+        others = [{"len_kv": 4095}, {"len_kv": 8191, "hi": 0}]
+    elif "three quarters" in when:
+        calls = [{"len_q": 512}, {"len_q": 384}, {"len_q": 900}]
+        others = [{"hi": 0}, {"lo": -9}, {"len_q": 383}]
+    else:
+        calls, others = [{"hi": 0}, {"lo": -100, "hi": 0}], []
+    for how in calls:
+        assert plan_of(**how)["kernel"] == kernel
+    for how in others:
+        assert plan_of(**how)["kernel"] == kernel.removesuffix("_long").removesuffix("_pair")
+    found = plan_of(**calls[0])
+    pair = found["cluster"][0]
+    assert found["maps"][1]["box"][1] * pair == block_kv
+    assert rows == (64 * (found["block"][0] // 128 - 1) if arch == 90 else 256 * pair)
+
+
+def test_every_kernel_is_in_the_table():
+    variants = (Path(__file__).parents[1] / "csrc" / "variants.def").read_text()
+    built = re.findall(r"^FA4_CUDA_KERNEL\((fa4_sm(?:90|100)_fwd_bf16_\w+),", variants, re.MULTILINE)
+    assert sorted(built) == sorted(kernel for _, _, _, kernel, _ in kernels())
