@@ -1,6 +1,7 @@
 """The order in which persistent CTAs take tiles of queries: each exactly once, and an end that leaves few idle.
 
-A tile is taken to cost the blocks of keys that it sees and one more. On a machine of C CTAs no order ends before the
+A tile is taken to cost the blocks of keys that it sees and one more, and one that the end of the queries cuts short is
+half as cheap as it is small. On a machine of C CTAs no order ends before the
 sum of the costs divided by C, nor before the longest tile; figures are relative to that. Beside ours:
 
     naive   tiles by batch, head and block, each to the CTA that is free first: what a grid of one CTA a tile does
@@ -56,7 +57,8 @@ def cost_of(params, arch):
         first, last = block * rows // pack, min((block + 1) * rows // pack, params["len_q"]) - 1
         begin = 0 if params["lo"] is None else max(0, first + params["lo"])
         end = params["len_kv"] if params["hi"] is None else min(params["len_kv"], last + params["hi"] + 1)
-        return 1 + (-(-end // block_kv) - begin // block_kv if begin < end else 0)
+        blocks = -(-end // block_kv) - begin // block_kv if begin < end else 0
+        return (1 + blocks) * (rows + pack * (last + 1 - first))
 
     return cost
 
@@ -142,7 +144,7 @@ LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 def test_it_ends_about_when_the_best_order_ends(arch, mask):
     found = [spans(a_model(length, mask, dim), arch, CTAS[arch]) for length in LENGTHS for dim in DIMS]
     mean = {name: statistics.mean(span[name] for span in found) for name in found[0]}
-    assert mean["ours"] <= mean["lpt"] + 0.01
+    assert mean["ours"] <= mean["lpt"] + 0.015
     assert mean["ours"] <= mean["greedy"] + 0.005
     assert mean["ours"] <= mean["naive"]
     assert all(span["ours"] <= span["lpt"] + 0.055 for span in found)

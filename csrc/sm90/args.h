@@ -12,10 +12,10 @@ typedef struct {
 
 enum { FA4_SM90_ROWS = 64 }; // queries of a warpgroup
 
-// Shared memory: Q, K and V, then the barriers, in whole KiB.
-#define FA4_SM90_SHARED_BYTES(s)                                                    \
-    (((s).stages_q * (s).warpgroups * (FA4_SM90_ROWS * (s).dim * 2 + 3 * 8) +       \
-      (s).stages * ((s).block_kv * ((s).dim + (s).dim_v) * 2 + 4 * 8) + 8 + 1023) / \
+// Shared memory: Q, K and V, what the tile warp tells, then the barriers, in whole KiB.
+#define FA4_SM90_SHARED_BYTES(s)                                                             \
+    (((s).stages_q * (s).warpgroups * (FA4_SM90_ROWS * (s).dim * 2 + 3 * 8) +                \
+      (s).stages * ((s).block_kv * ((s).dim + (s).dim_v) * 2 + 4 * 8) + 4 * 48 + 8 + 1023) / \
      1024 * 1024)
 
 #endif

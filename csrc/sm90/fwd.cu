@@ -1,6 +1,7 @@
 // The forward on Hopper. A persistent CTA takes tiles of WARPGROUPS x 64 queries; each of its first WARPGROUPS
 // warpgroups computes 64 of them, against blocks of BLOCK_KV keys from the last that any of the tile's queries sees to
-// the first. Of the last warpgroup one warp loads and one stores, both through tensor copies.
+// the first. Of the last warpgroup one warp loads and one stores, both through tensor copies, and one finds out what
+// the tiles are: divisions that would hold up the others between two tiles.
 //
 // A warpgroup keeps the tensor cores and its own arithmetic apart by one block: while they compute S of block n - 1 and
 // add P V of block n to O, nothing waits; then the softmax of block n - 1 runs beside P V. The warpgroups take turns to
@@ -37,6 +38,7 @@ enum {
     WARPGROUPS = SHAPE.warpgroups,
     STAGES = SHAPE.stages,
     STAGES_Q = SHAPE.stages_q,
+    STAGES_TILE = 4,
     OVERLAP_TILES = STAGES_Q > 1, // the end of a tile runs beside the start of the next one
     THREADS = 128 * (WARPGROUPS + 1),
     WARPS_OF_WARPGROUP = 4,
@@ -51,6 +53,19 @@ static_assert(D % COLUMNS == 0 && DV % COLUMNS_V == 0 && DV <= D, "O takes the p
 static_assert(!OVERLAP_TILES || (D == DV && BLOCK_KV >= ROWS), "a product to no use reads V for Q and K");
 static_assert(BLOCK_KV % 16 == 0 && BLOCK_KV <= 256, "P V steps by 16 keys, a copy's box has at most 256 rows");
 
+// Blocks [begin, end) of keys that some of a range of queries sees.
+struct blocks {
+    int begin, end;
+};
+
+// A tile of queries, the blocks of keys that some of them see, and how many keys this batch has. more: 0 after the
+// last.
+struct alignas(16) work {
+    fa4_tile tile;
+    blocks n;
+    int len_kv, more;
+};
+
 // Barriers of a ring of N stages.
 template <int N> struct channel {
     uint64_t full[N], empty[N];
@@ -60,8 +75,10 @@ struct smem {
     alignas(1024) uint16_t q[STAGES_Q][WARPGROUPS][ROWS * D]; // then O
     alignas(1024) uint16_t k[STAGES][BLOCK_KV * D];
     alignas(1024) uint16_t v[STAGES][BLOCK_KV * DV];
+    work works[STAGES_TILE];
     channel<STAGES_Q> for_q[WARPGROUPS];   // full: load -> warpgroup, 1 + bytes; empty: store -> load, 1
     channel<STAGES> for_k, for_v;          // full: load -> warpgroups, 1 + bytes; empty: warpgroups -> load, one a warp
+    channel<STAGES_TILE> for_tile;         // full: tile warp -> all, 1; empty: all -> tile warp, one a warp
     uint64_t o_full[WARPGROUPS][STAGES_Q]; // warpgroup -> store: one a warp
     uint64_t v_end;                        // copy -> load warp: bytes of a block whose end it must clear
 };
@@ -103,37 +120,59 @@ enum { Q_BYTES = ROWS * D * 2, K_BYTES = BLOCK_KV * D * 2, V_BYTES = BLOCK_KV * 
 using q_ring = ring<STAGES_Q, WARPGROUPS * Q_BYTES>; // tiles of one warpgroup
 using k_ring = ring<STAGES, K_BYTES>;
 using v_ring = ring<STAGES, V_BYTES>;
+using work_ring = ring<STAGES_TILE, sizeof(work)>;
 
-// Blocks [begin, end) of keys that some of a range of queries sees, of len_kv keys in this batch.
-struct blocks {
-    int begin, end, len_kv;
-};
-
-FA4_DEVICE blocks blocks_of(const fa4_fwd_args &args, int batch, int first_row, int rows)
+FA4_DEVICE blocks blocks_of(const fa4_fwd_args &args, int len_kv, int first_row, int rows)
 {
-    const int len_kv = len_kv_of(args, batch);
     const int last_row = min(first_row + rows, args.len_q) - 1;
     const int key_begin = max(0, first_row + args.lo), key_end = min(len_kv, last_row + args.hi + 1);
-    if (first_row > last_row || key_begin >= key_end) return {0, 0, len_kv};
-    return {key_begin / BLOCK_KV, (key_end + BLOCK_KV - 1) / BLOCK_KV, len_kv};
+    if (first_row > last_row || key_begin >= key_end) return {0, 0};
+    return {key_begin / BLOCK_KV, (key_end + BLOCK_KV - 1) / BLOCK_KV};
 }
 
-// The tiles of this CTA, one after another, and the blocks of keys that each needs.
-struct tile_cursor {
-    int round = 0;
-    fa4_tile tile;
-    blocks n;
-
-    __device__ __forceinline__ bool next(const fa4_fwd_args &args)
-    {
-        while (round * (int)gridDim.x < args.tiles.count) {
-            const int index = fa4_tile_index(&args.tiles, round++, blockIdx.x, gridDim.x);
-            if (index >= args.tiles.count) continue;
-            tile = fa4_tile_at(&args.tiles, index);
-            n = blocks_of(args, tile.batch, tile.block * WARPGROUPS * ROWS, WARPGROUPS * ROWS);
-            return true;
+// Finds out what this CTA's tiles are, for all other warps.
+FA4_DEVICE void tile_warp(smem &s, const fa4_fwd_args &args)
+{
+    work_ring at(s.works, s.for_tile);
+    auto tell = [&](const work &w) {
+        mbarrier_wait(at.empty(), at.parity ^ 1);
+        if (threadIdx.x % 32 == 0) {
+            st_shared_v4(at.tile, w.tile.block, w.tile.head, w.tile.head_kv, w.tile.batch);
+            st_shared_v4(at.tile + 16, w.n.begin, w.n.end, w.len_kv, w.more);
+            mbarrier_arrive(at.full);
         }
-        return false;
+        __syncwarp();
+        at.next();
+    };
+#pragma unroll 1
+    for (int round = 0; round * (int)gridDim.x < args.tiles.count; round++) {
+        const int index = fa4_tile_index(&args.tiles, round, blockIdx.x, gridDim.x);
+        if (index >= args.tiles.count) continue;
+        work w;
+        w.tile = fa4_tile_at(&args.tiles, index);
+        w.len_kv = len_kv_of(args, w.tile.batch);
+        w.n = blocks_of(args, w.len_kv, w.tile.block * WARPGROUPS * ROWS, WARPGROUPS * ROWS);
+        w.more = 1;
+        tell(w);
+    }
+    tell({});
+}
+
+// What the tile warp has told, one tile after another.
+struct work_reader {
+    work_ring at;
+    __device__ __forceinline__ work_reader(smem &s) : at(s.works, s.for_tile) {}
+    __device__ __forceinline__ work next()
+    {
+        mbarrier_wait(at.full, at.parity);
+        const int lane = threadIdx.x % 32, x = ld_shared_32(at.tile + lane % 8 * 4);
+        // Out of one lane, so that the compiler knows that all have the same.
+        auto word = [&](int i) { return __shfl_sync(0xffffffff, x, i); };
+        const work w = {{word(0), word(1), word(2), word(3)}, {word(4), word(5)}, word(6), word(7)};
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(at.empty());
+        at.next();
+        return w;
     }
 };
 
@@ -147,9 +186,10 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
     k_ring at_k(s.k, s.for_k);
     v_ring at_v(s.v, s.for_v);
     uint32_t end_parity = 0;
-    for (tile_cursor at; at.next(args);) {
-        const fa4_tile &tile = at.tile;
-        const blocks &n = at.n;
+    work_reader works(s);
+    for (work w = works.next(); w.more; w = works.next()) {
+        const fa4_tile &tile = w.tile;
+        const blocks &n = w.n;
         const int head_q = tile.head * args.step_head[0], batch_q = tile.batch * args.step_batch[0];
         const int head_k = tile.head_kv * args.step_head[1], batch_k = tile.batch * args.step_batch[1];
         const int head_v = tile.head_kv * args.step_head[2], batch_v = tile.batch * args.step_batch[2];
@@ -166,9 +206,9 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
         };
         auto load_v = [&](int block) {
             const uint32_t v_end = shared_address(&s.v_end);
-            const int rows = n.len_kv - block * BLOCK_KV;
+            const int rows = w.len_kv - block * BLOCK_KV;
             // Past the tensor's end the copy writes zeros itself; a batch that ends earlier has something there.
-            const bool clear = rows < BLOCK_KV && n.len_kv < args.len_kv;
+            const bool clear = rows < BLOCK_KV && w.len_kv < args.len_kv;
             const uint32_t mbar = clear ? v_end : at_v.full;
             mbarrier_wait(at_v.empty(), at_v.parity ^ 1);
             if (elected) {
@@ -187,14 +227,14 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
         };
 
         if (n.begin < n.end) load_k(n.end - 1);
-        for (int w = 0; w < WARPGROUPS; w++) {
-            const uint32_t dst = at_q.tile + w * Q_BYTES, full = at_q.full + w * (uint32_t)sizeof s.for_q[0];
-            mbarrier_wait(at_q.empty() + w * (uint32_t)sizeof s.for_q[0], at_q.parity ^ 1);
+        for (int i = 0; i < WARPGROUPS; i++) {
+            const uint32_t dst = at_q.tile + i * Q_BYTES, full = at_q.full + i * (uint32_t)sizeof s.for_q[0];
+            mbarrier_wait(at_q.empty() + i * (uint32_t)sizeof s.for_q[0], at_q.parity ^ 1);
             if (elected) {
                 mbarrier_arrive_expect_tx(full, Q_BYTES);
                 for (int slab = 0; slab < D / COLUMNS; slab++)
                     cp_async_bulk_tensor_4d_load(dst + slab * ROWS * ROW, map_q, slab * COLUMNS,
-                                                 (tile.block * WARPGROUPS + w) * ROWS, head_q, batch_q, full,
+                                                 (tile.block * WARPGROUPS + i) * ROWS, head_q, batch_q, full,
                                                  FA4_EVICT_FIRST);
             }
         }
@@ -211,17 +251,18 @@ FA4_DEVICE void store_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap 
 {
     const bool elected = elect_sync();
     q_ring at_q(s.q, s.for_q[0]);
-    for (tile_cursor at; at.next(args);) {
-        for (int w = 0; w < WARPGROUPS; w++) {
-            const uint32_t src = at_q.tile + w * Q_BYTES;
-            mbarrier_wait(shared_address(&s.o_full[w][at_q.stage]), at_q.parity);
+    work_reader works(s);
+    for (work w = works.next(); w.more; w = works.next()) {
+        for (int i = 0; i < WARPGROUPS; i++) {
+            const uint32_t src = at_q.tile + i * Q_BYTES;
+            mbarrier_wait(shared_address(&s.o_full[i][at_q.stage]), at_q.parity);
             if (elected) {
                 for (int slab = 0; slab < DV / COLUMNS_V; slab++)
-                    cp_async_bulk_tensor_4d_store(map_o, slab * COLUMNS_V, (at.tile.block * WARPGROUPS + w) * ROWS,
-                                                  at.tile.head, at.tile.batch, src + slab * ROWS * ROW_V);
+                    cp_async_bulk_tensor_4d_store(map_o, slab * COLUMNS_V, (w.tile.block * WARPGROUPS + i) * ROWS,
+                                                  w.tile.head, w.tile.batch, src + slab * ROWS * ROW_V);
                 cp_async_bulk_commit_group();
                 cp_async_bulk_wait_group_read_0();
-                mbarrier_arrive(at_q.empty() + w * (uint32_t)sizeof s.for_q[0]);
+                mbarrier_arrive(at_q.empty() + i * (uint32_t)sizeof s.for_q[0]);
             }
         }
         at_q.next();
@@ -234,20 +275,21 @@ FA4_DEVICE void store_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap 
 // S = Q Kᵀ of this warpgroup's queries and one block of keys.
 FA4_DEVICE void start_scores(float (&s)[BLOCK_KV / 2], uint32_t q_smem, uint32_t k_smem)
 {
-    const uint64_t q = matrix_descriptor<ROW>(q_smem, 0), k = matrix_descriptor<ROW>(k_smem, 0);
+    const uint32_t q = matrix_descriptor(q_smem, 0), k = matrix_descriptor(k_smem, 0);
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         const int slab = i / (COLUMNS / 16), inside = i % (COLUMNS / 16) * 32;
-        wgmma_ss(s, q + (slab * ROWS * ROW + inside) / 16, k + (slab * BLOCK_KV * ROW + inside) / 16, i > 0);
+        wgmma_ss<ROW>(s, q + (slab * ROWS * ROW + inside) / 16, k + (slab * BLOCK_KV * ROW + inside) / 16, i > 0);
     }
 }
 
 // O (+)= P V of one block of keys.
 FA4_DEVICE void start_output(float (&o)[DV / 2], const uint32_t (&p)[BLOCK_KV / 4], uint32_t v_smem, int accumulate)
 {
-    const uint64_t v = matrix_descriptor<ROW_V>(v_smem, BLOCK_KV * ROW_V);
+    const uint32_t v = matrix_descriptor(v_smem, BLOCK_KV * ROW_V);
 #pragma unroll
-    for (int i = 0; i < BLOCK_KV / 16; i++) wgmma_rs(o, p + 4 * i, v + i * 16 * ROW_V / 16, i > 0 ? 1 : accumulate);
+    for (int i = 0; i < BLOCK_KV / 16; i++)
+        wgmma_rs<ROW_V>(o, p + 4 * i, v + i * 16 * ROW_V / 16, i > 0 ? 1 : accumulate);
 }
 
 // ---- Softmax. A thread has two rows, lane / 4 and 8 more, of which it holds elements [i] with i / 2 % 2 = 0 and 1.
@@ -458,8 +500,8 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
     v_ring at_v(sm.v, sm.for_v);
     float s[BLOCK_KV / 2];
 
-    auto own_blocks_of = [&](const fa4_tile &tile) {
-        return blocks_of(args, tile.batch, (tile.block * WARPGROUPS + warpgroup) * ROWS, ROWS);
+    auto own_blocks_of = [&](const work &w) {
+        return blocks_of(args, w.len_kv, (w.tile.block * WARPGROUPS + warpgroup) * ROWS, ROWS);
     };
     // A block that none of this warpgroup's rows sees, but others of the tile do.
     auto skip_block = [&] {
@@ -475,22 +517,23 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
 
     if (warpgroup == WARPGROUPS - 1) pass_turn(); // the first turn is the first warpgroup's
 
-    tile_cursor at, following; // following: found out beside the products of the tile before
-    bool more = at.next(args);
-    following = at;
-    bool more_follow = more && following.next(args);
+    work_reader works(sm);
+    work at = works.next(), following; // following: read beside the products of the tile before
+    following.more = 0;
+    if (at.more) following = works.next();
     bool started = false; // S of the tile's first block, beside the end of the tile before
-    while (more) {
+    while (at.more) {
         const fa4_tile tile = at.tile;
         const blocks n = at.n;
+        const int len_kv = at.len_kv;
         const int first_row = (tile.block * WARPGROUPS + warpgroup) * ROWS;
-        const blocks own = own_blocks_of(tile);
+        const blocks own = own_blocks_of(at);
         const int own_begin = own.begin < own.end ? own.begin : n.begin, own_end = max(own.end, n.begin);
         const uint32_t q_smem = at_q.tile;
 
         // Blocks in [plain_begin, plain_end) need no mask: all of the warpgroup's rows see all of their keys.
         const int plain_begin = (max(0, first_row + ROWS - 1 + args.lo) + BLOCK_KV - 1) / BLOCK_KV;
-        const int plain_end = args.has_prescale ? 0 : max(0, min(n.len_kv, first_row + args.hi + 1)) / BLOCK_KV;
+        const int plain_end = args.has_prescale ? 0 : max(0, min(len_kv, first_row + args.hi + 1)) / BLOCK_KV;
 
         float o[DV / 2];
         uint32_t p[BLOCK_KV / 4];
@@ -502,7 +545,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
             release(at_k.empty());
             at_k.next();
             if (block < plain_begin || block >= plain_end)
-                mask_scores(s, args, first_row + row, block * BLOCK_KV, n.len_kv);
+                mask_scores(s, args, first_row + row, block * BLOCK_KV, len_kv);
             if (SHAPE.by_growth)
                 softmax_step_by_growth(s, m, l, rescale, scale_log2);
             else
@@ -526,7 +569,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int i = first_row + row + 8 * r;
-                const keys seen = keys_of(args, i, n.len_kv);
+                const keys seen = keys_of(args, i, len_kv);
                 const float sum = quad_sum(l[r]), m_log2 = SHAPE.by_growth ? m[r] : m[r] * scale_log2;
                 // No weight: 0 / 0, but a row that sees no key is 0 by definition.
                 inverse[r] = seen.begin < seen.end ? rcp_approx_ftz(sum) : 0;
@@ -551,6 +594,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
         if (own_begin < own_end) {
             if (!started) {
                 mbarrier_wait(at_k.full, at_k.parity);
+                wgmma_results(s); // what the fence orders, and not copies of it
                 wgmma_fence();
                 start_scores(s, q_smem, at_k.tile);
                 wgmma_commit_group();
@@ -581,8 +625,8 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
             // The last product; and beside it and what is left of this tile, the first of the next one, if its Q has a
             // place of its own and its keys are the next to come. If not, a product of what lies there anyway, to no
             // use: a branch would make the compiler wait for each product.
-            started = OVERLAP_TILES && more_follow && own_begin == n.begin && following.n.begin < following.n.end &&
-                      following.n.end == own_blocks_of(following.tile).end;
+            started = OVERLAP_TILES && following.more && own_begin == n.begin && following.n.begin < following.n.end &&
+                      following.n.end == own_blocks_of(following).end;
             const uint32_t v_empty = at_v.empty();
             const uint32_t v_smem = at_v.tile;
             wait_turn();
@@ -603,8 +647,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
             pass_turn();
             finish_rows();
             at = following;
-            more = more_follow;
-            more_follow = more && following.next(args);
+            if (at.more) following = works.next();
             wgmma_wait_group<OVERLAP_TILES>();
             wgmma_results(o);
             if (started) release(v_empty);
@@ -618,8 +661,7 @@ FA4_DEVICE void compute_warpgroup(smem &sm, const fa4_fwd_args &args)
             started = false;
             finish_rows();
             at = following;
-            more = more_follow;
-            more_follow = more && following.next(args);
+            if (at.more) following = works.next();
             const float nothing[DV / 2] = {};
             hand_over_output(nothing);
         }
@@ -655,6 +697,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(shared_address(&s.for_k.empty[i]), WARPS_OF_WARPGROUP * WARPGROUPS);
             mbarrier_init(shared_address(&s.for_v.empty[i]), WARPS_OF_WARPGROUP * WARPGROUPS);
         }
+        for (int i = 0; i < STAGES_TILE; i++) {
+            mbarrier_init(shared_address(&s.for_tile.full[i]), 1);
+            mbarrier_init(shared_address(&s.for_tile.empty[i]), WARPS_OF_WARPGROUP * WARPGROUPS + 2);
+        }
         mbarrier_init(shared_address(&s.v_end), 1);
         fence_mbarrier_init();
     }
@@ -664,6 +710,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec(REGISTERS_COPY);
         if (warp == WARPS_OF_WARPGROUP * WARPGROUPS) load_warp(s, args, &map_q, &map_k, &map_v);
         if (warp == WARPS_OF_WARPGROUP * WARPGROUPS + 1) store_warp(s, args, &map_o);
+        if (warp == WARPS_OF_WARPGROUP * WARPGROUPS + 2) tile_warp(s, args);
     } else {
         setmaxnreg_inc(REGISTERS_COMPUTE);
         compute_warpgroup(s, args);

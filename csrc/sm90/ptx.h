@@ -36,14 +36,15 @@ template <int N> FA4_DEVICE void wgmma_results(float (&d)[N])
 }
 
 // PTX ISA, "Matrix Descriptor": a tile whose rows of SWIZZLE bytes lie in groups of 8, as a tensor copy writes them.
-// leading: bytes between neighbouring tiles along the row (only read for an N-major operand wider than a tile).
-template <int SWIZZLE> FA4_DEVICE uint64_t matrix_descriptor(uint32_t address, uint32_t leading)
+// leading: bytes between neighbouring tiles along the row (only read for an N-major operand wider than a tile). The
+// lower half; adding n to it moves the start by 16 n bytes. The upper half is the same for all such tiles.
+FA4_DEVICE uint32_t matrix_descriptor(uint32_t address, uint32_t leading)
 {
-    static_assert(SWIZZLE == 64 || SWIZZLE == 128, "rows of 64 or 128 bytes");
-    const uint64_t stride = 8 * SWIZZLE; // bytes between groups of 8 rows
-    const uint64_t mode = SWIZZLE == 128 ? 1 : 2;
-    return mode << 62 | stride >> 4 << 32 | (uint64_t)(leading >> 4) << 16 | (address & 0x3FFFF) >> 4;
+    return leading >> 4 << 16 | address >> 4;
 }
+
+// Its mode, and the bytes between groups of 8 rows.
+template <int SWIZZLE> constexpr uint32_t matrix_descriptor_high = (SWIZZLE == 128 ? 1u : 2u) << 30 | 8 * SWIZZLE >> 4;
 
 // "%<t>0, ... %<t>9" and the same ten registers as operands.
 #define FA4_TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
@@ -85,35 +86,38 @@ template <int SWIZZLE> FA4_DEVICE uint64_t matrix_descriptor(uint32_t address, u
 // follow R - 1. d is added to unless accumulate is 0. FA4_PTX_TYPE, of a and b, is "bf16" or "f16".
 //     wgmma_ss: a and b are K-major tiles in shared memory.
 //     wgmma_rs: a in registers, b an N-major tile in shared memory.
-#define FA4_WGMMA(N, R, i0, i1, i2, i3, i4, i5)                                                             \
-    FA4_DEVICE void wgmma_ss(float (&d)[R], uint64_t a, uint64_t b, int accumulate)                         \
-    {                                                                                                       \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #i2 ", 0;\n\t"                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "    \
-                     "{" FA4_D##R "}, %" #i0 ", %" #i1 ", p, 1, 1, 0, 0;\n\t}"                              \
-                     : FA4_O##R(d)                                                                          \
-                     : "l"(a), "l"(b), "r"(accumulate)                                                      \
-                     : "memory");                                                                           \
-    }                                                                                                       \
-    FA4_DEVICE void wgmma_rs(float (&d)[R], const uint32_t *a, uint64_t b, int accumulate)                  \
-    {                                                                                                       \
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %" #i5 ", 0;\n\t"                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "    \
-                     "{" FA4_D##R "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", p, 1, 1, 1;\n\t}" \
-                     : FA4_O##R(d)                                                                          \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)                  \
-                     : "memory");                                                                           \
+#define FA4_WGMMA(N, R, i0, i1, i2, i3, i4, i5, i6)                                                                   \
+    template <int SWIZZLE> FA4_DEVICE void wgmma_ss(float (&d)[R], uint32_t a, uint32_t b, int accumulate)            \
+    {                                                                                                                 \
+        asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 a, b;\n\tmov.b64 a, {%" #i0 ", %" #i3 "};\n\tmov.b64 b, {%" #i1 \
+                     ", %" #i3 "};\n\tsetp.ne.b32 p, %" #i2 ", 0;\n\t"                                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "              \
+                     "{" FA4_D##R "}, a, b, p, 1, 1, 0, 0;\n\t}"                                                      \
+                     : FA4_O##R(d)                                                                                    \
+                     : "r"(a), "r"(b), "r"(accumulate), "n"(matrix_descriptor_high<SWIZZLE>)                          \
+                     : "memory");                                                                                     \
+    }                                                                                                                 \
+    template <int SWIZZLE> FA4_DEVICE void wgmma_rs(float (&d)[R], const uint32_t *a, uint32_t b, int accumulate)     \
+    {                                                                                                                 \
+        asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 b;\n\tmov.b64 b, {%" #i4 ", %" #i6 "};\n\tsetp.ne.b32 p, %" #i5 \
+                     ", 0;\n\t"                                                                                       \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." FA4_PTX_TYPE "." FA4_PTX_TYPE " "              \
+                     "{" FA4_D##R "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, b, p, 1, 1, 1;\n\t}"                  \
+                     : FA4_O##R(d)                                                                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate),                           \
+                       "n"(matrix_descriptor_high<SWIZZLE>)                                                           \
+                     : "memory");                                                                                     \
     }
 
-FA4_WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
-FA4_WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
-FA4_WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
-FA4_WGMMA(112, 56, 56, 57, 58, 59, 60, 61)
-FA4_WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
-FA4_WGMMA(144, 72, 72, 73, 74, 75, 76, 77)
-FA4_WGMMA(160, 80, 80, 81, 82, 83, 84, 85)
-FA4_WGMMA(176, 88, 88, 89, 90, 91, 92, 93)
-FA4_WGMMA(192, 96, 96, 97, 98, 99, 100, 101)
-FA4_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
+FA4_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
+FA4_WGMMA(80, 40, 40, 41, 42, 43, 44, 45, 46)
+FA4_WGMMA(96, 48, 48, 49, 50, 51, 52, 53, 54)
+FA4_WGMMA(112, 56, 56, 57, 58, 59, 60, 61, 62)
+FA4_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
+FA4_WGMMA(144, 72, 72, 73, 74, 75, 76, 77, 78)
+FA4_WGMMA(160, 80, 80, 81, 82, 83, 84, 85, 86)
+FA4_WGMMA(176, 88, 88, 89, 90, 91, 92, 93, 94)
+FA4_WGMMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
+FA4_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 #endif
