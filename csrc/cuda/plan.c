@@ -143,6 +143,7 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t, int6
         .longest_last = cost_of(&keys, (int32_t)blocks - 1) >= cost_of(&keys, 0),
         .last_round = -1,
     };
+    fa4_tiles_prepare(&tiles);
     if (!alike) deal(&tiles, (int32_t)clamp(tiles.count, 1, ctas), &keys); // the grid has no CTA without a tile
     return tiles;
 }

@@ -48,12 +48,29 @@ static void deal_last_round(deal *d, const fa4_tiles *t, int32_t ctas, fa4_tile_
     }
 }
 
+static fa4_divisor divisor(int32_t d)
+{
+    uint32_t log2 = 0; // rounded up
+    while ((int64_t)1 << log2 < d) log2++;
+    if (log2 == 0) return (fa4_divisor){0, 0};
+    return (fa4_divisor){(uint32_t)((((uint64_t)1 << (31 + log2)) + (uint32_t)d - 1) / (uint32_t)d), log2 - 1};
+}
+
+void fa4_tiles_prepare(fa4_tiles *t)
+{
+    t->sections = (t->units - 1) / t->section + 1;
+    t->per_section = divisor(t->section * t->group * t->blocks);
+    t->per_rank = divisor(t->section * t->group);
+    t->per_last_rank = divisor((t->units - (t->sections - 1) * t->section) * t->group);
+    t->per_unit = divisor(t->group);
+    t->per_batch = divisor(t->heads_kv);
+}
+
 void fa4_tiles_deal(fa4_tiles *t, int32_t ctas, fa4_tile_cost *cost, const void *context)
 {
-    const int32_t sections = (t->units - 1) / t->section + 1;
     t->last_round = (t->count - 1) / ctas;
     deal straight = {.most = 0}, turning = {.most = 0};
-    if (t->blocks <= RUNS_MAX / sections) {
+    if (t->blocks <= RUNS_MAX / t->sections) {
         const int32_t first = t->last_round * ctas;
         for (int32_t begin = 0, end; begin < first; begin = end) {
             const int32_t unit = begin / (t->group * t->blocks) / t->section * t->section;

@@ -9,10 +9,11 @@
 // whole, is dealt by need: its longest tile to the CTA that has the least to do, and so on.
 //
 // Why no clusterlaunchcontrol (a CTA that is done cancels one that has not begun, and takes its tile): it is greedy, as
-// if CTAs were launched one by one in this order. Simulated (tests/test_tiles.py), greedy ends within 0.5 % of this order
-// on the mean, within 3 % on either side, because the tiles' lengths are known beforehand. It would pay where they are not: lengths of their
-// own for each batch, or other work on the chip at the same time. It costs an asynchronous request and an answer
-// through shared memory a tile, which every warp has to wait for, and Hopper has none.
+// if CTAs were launched one by one in this order. Simulated (tests/test_tiles.py), greedy ends within 0.5 % of this
+// order on the mean, within 3 % on either side, because the tiles' lengths are known beforehand. It would pay where
+// they are not: lengths of their own for each batch, or other work on the chip at the same time. It costs an
+// asynchronous request and an answer through shared memory a tile, which every warp has to wait for, and Hopper has
+// none.
 #ifndef FA4_CUDA_TILES_H
 #define FA4_CUDA_TILES_H
 
@@ -26,17 +27,28 @@
 
 enum { FA4_CTAS_MAX = 256 };
 
+// A number to divide by. A division between two tiles would take each of a CTA's warps a hundred cycles and more.
 typedef struct {
-    int32_t count;              // tiles in all
-    int32_t blocks;             // tiles of one head
-    int32_t units;              // batch * heads_kv
-    int32_t heads_kv;           //
-    int32_t group;              // query heads of a unit
-    int32_t section;            // units of a section
-    int32_t longest_last;       // 1: later blocks of a head see more keys
-    int32_t turns;              // 1: every other round is dealt backwards
-    int32_t last_round;         // -1: dealt as any
-    uint8_t last[FA4_CTAS_MAX]; // which tile of the last round each CTA takes
+    uint32_t multiplier; // 0: 1
+    uint32_t shift;
+} fa4_divisor;
+
+typedef struct {
+    int32_t count;        // tiles in all
+    int32_t blocks;       // tiles of one head
+    int32_t units;        // batch * heads_kv
+    int32_t heads_kv;     //
+    int32_t group;        // query heads of a unit
+    int32_t section;      // units of a section
+    int32_t longest_last; // 1: later blocks of a head see more keys
+    int32_t turns;        // 1: every other round is dealt backwards
+    int32_t last_round;   // -1: dealt as any
+    // Made of these by fa4_tiles_prepare.
+    int32_t sections;
+    fa4_divisor per_section, per_rank,
+        per_last_rank;               // tiles of a section, and those of one rank, of the last section too
+    fa4_divisor per_unit, per_batch; // group, heads_kv
+    uint8_t last[FA4_CTAS_MAX];      // which tile of the last round each CTA takes
 } fa4_tiles;
 
 typedef struct {
@@ -50,21 +62,27 @@ FA4_HOST_DEVICE int32_t fa4_tile_index(const fa4_tiles *t, int32_t round, int32_
     return round * ctas + (round & t->turns ? ctas - 1 - cta : cta);
 }
 
+// n / d for n in [0, 2^31) (Granlund and Montgomery, Division by Invariant Integers using Multiplication, 1994).
+FA4_HOST_DEVICE int32_t fa4_quotient(int32_t n, fa4_divisor d)
+{
+    const uint32_t high = (uint32_t)((uint64_t)(uint32_t)n * d.multiplier >> 32);
+    return d.multiplier ? (int32_t)(high >> d.shift) : n;
+}
+
 FA4_HOST_DEVICE fa4_tile fa4_tile_at(const fa4_tiles *t, int32_t index)
 {
-    const int32_t per_section = t->section * t->group * t->blocks;
-    const int32_t section = index / per_section, in_section = index - section * per_section;
-    const int32_t first_unit = section * t->section;
-    const int32_t units = t->units - first_unit < t->section ? t->units - first_unit : t->section;
-    const int32_t heads = units * t->group; // side by side
-    const int32_t rank = in_section / heads, beside = in_section - rank * heads;
-    const int32_t sections_after = (t->units - 1) / t->section - section;
-    const int32_t unit = first_unit + beside / t->group;
+    const int32_t section = fa4_quotient(index, t->per_section);
+    const int32_t first_unit = section * t->section, in_section = index - first_unit * t->group * t->blocks;
+    const int32_t last = section == t->sections - 1;
+    const int32_t heads = (last ? t->units - first_unit : t->section) * t->group; // side by side
+    const int32_t rank = fa4_quotient(in_section, last ? t->per_last_rank : t->per_rank);
+    const int32_t beside = in_section - rank * heads, unit_beside = fa4_quotient(beside, t->per_unit);
+    const int32_t unit = first_unit + unit_beside;
     fa4_tile tile;
-    tile.block = (t->longest_last ^ sections_after) & 1 ? t->blocks - 1 - rank : rank;
-    tile.batch = unit / t->heads_kv;
+    tile.block = (t->longest_last ^ (t->sections - 1 - section)) & 1 ? t->blocks - 1 - rank : rank;
+    tile.batch = fa4_quotient(unit, t->per_batch);
     tile.head_kv = unit - tile.batch * t->heads_kv;
-    tile.head = tile.head_kv * t->group + beside % t->group;
+    tile.head = tile.head_kv * t->group + beside - unit_beside * t->group;
     return tile;
 }
 
@@ -74,7 +92,9 @@ typedef int64_t fa4_tile_cost(const void *context, int32_t block);
 #ifdef __cplusplus
 extern "C" {
 #endif
-// Fills turns, last_round and last of tiles whose other members are set, for at most FA4_CTAS_MAX CTAs. Host.
+// Of tiles with at least one, whose members are set from count to longest_last: what fa4_tile_at divides by. Host.
+void fa4_tiles_prepare(fa4_tiles *t);
+// Fills turns, last_round and last of prepared tiles, for at most FA4_CTAS_MAX CTAs. Host.
 void fa4_tiles_deal(fa4_tiles *t, int32_t ctas, fa4_tile_cost *cost, const void *context);
 #ifdef __cplusplus
 }
