@@ -25,7 +25,7 @@ with build.inside(ROOT):
         pytest.skip("the build found no nvcc", allow_module_level=True)
 
 import ptxsim  # noqa: E402
-from ptxsim import verify as simulated  # noqa: E402
+import simulated_gpu as simulated  # noqa: E402
 
 BLACKWELL = probes.probes(simulated.MULTIPROCESSORS, True)
 HOPPER = probes.probes(simulated.MULTIPROCESSORS, False)
@@ -263,7 +263,7 @@ def test_the_library_plans_as_the_simulator_does_and_has_its_errors(tmp_path):
         units, toolkit = setup.cuda_units(tmp_path)
         units = build.host_units(setup, units, tmp_path)
         setup.compile_units(units)
-        library = build.link(toolkit, units, tmp_path / "libfa4_verify.so")
+        library = build.link([toolkit.nvcc, "-cudart", "static"], units, tmp_path / "libfa4_verify.so")
     lib = device.declared(library)
     strides = [(4 * 300 * 64, 300 * 64, 64, 1)] * 4 + [(1200, 300, 1)]
     call = device.numbers_of([0x1000] * 6, strides, (2, 4, 4, 300, 300, 64, 64), None, 5, 1)
@@ -292,7 +292,7 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "build", lambda *_: tmp_path / "none.so")
 
     def start(root, library, _):
-        return [sys.executable, "-m", "ptxsim.verify", "--library", str(library), "--source", str(root)]
+        return [sys.executable, "-m", "simulated_gpu", "--library", str(library), "--source", str(root)]
 
     monkeypatch.setattr(verify, "worker_command", start)
     report = tmp_path / "verify.json"
@@ -451,8 +451,25 @@ def test_what_is_missing_is_said(command, tmp_path, monkeypatch, capsys):
     assert "does not start: no torch" in said()
     monkeypatch.undo()
     monkeypatch.setattr(verify, "compute_capability", lambda: 100)
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert "no nvcc" in said()
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in said("--build", str(tmp_path / "file"))
+    with monkeypatch.context() as without:
+        without.setattr("shutil.which", lambda name: None)
+        assert "no nvcc" in said()
+
+    def failing(*_):
+        raise SystemExit("fa4_probe_order failed to compile.")
+
+    monkeypatch.setattr(build, "compile_library", failing)
+    assert "cannot be compiled: fa4_probe_order failed to compile." in said()
+
+
+@pytest.mark.parametrize("arguments", [("--json", "/no/such/folder/x.json"), ("--minutes", "0"), ("--seconds", "1")])
+def test_bad_arguments(arguments, capsys):
+    with pytest.raises(SystemExit) as raised:
+        verify.main(list(arguments))
+    assert raised.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
 
 
 def test_which_code_fits_which_chip():

@@ -210,6 +210,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--build", type=Path, help="where to compile (default: build/verify in the source tree)")
     parser.add_argument("--list", action="store_true", help="say what would be run, without a GPU, and end")
     options = parser.parse_args(argv)
+    if not options.json.resolve().parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.resolve().parent}")
+    if options.minutes <= 0:
+        parser.error(f"--minutes {options.minutes:g}: it must be more than 0")
     report = Report(options.json.resolve())
     try:
         root = build.source_folder(options.source)

@@ -138,12 +138,12 @@ def host_units(setup, cuda_units, folder: Path):
     return units
 
 
-def link(toolkit, units, library: Path) -> Path:
+def link(linker: list[str], units, library: Path) -> Path:
     objects = [str(unit.object) for unit in units]
     if library.exists() and library.stat().st_mtime >= max(os.stat(o).st_mtime for o in objects):
         return library
     partial = library.with_suffix(".partial")
-    command = [toolkit.nvcc, "-shared", "-cudart", "static", "-o", str(partial), *objects]
+    command = [*linker, "-shared", "-o", str(partial), *objects]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
@@ -153,6 +153,17 @@ def link(toolkit, units, library: Path) -> Path:
 
 def build(root: Path, capability: int, folder: Path | None = None) -> Path:
     """The library for that chip."""
+    try:
+        return compile_library(root, capability, folder)
+    except SystemExit as error:  # how setup.py ends
+        raise Missing(f"the library cannot be compiled: {error}") from error
+    except OSError as error:
+        raise Missing(
+            f"the library that verify runs cannot be written: {error}; --build names another folder"
+        ) from error
+
+
+def compile_library(root: Path, capability: int, folder: Path | None) -> Path:
     folder = (folder or root / "build" / "verify").resolve() / f"sm_{capability}"
     bounded = f"-DFA4_BOUNDED_WAITS={WAIT_NANOSECONDS}u"
     with inside(root):
@@ -177,4 +188,4 @@ def build(root: Path, capability: int, folder: Path | None = None) -> Path:
         ]
         units += probe_units(root, setup, toolkit, capability, folder, [bounded])
         setup.compile_units(units)
-        return link(toolkit, units, folder / "libfa4_verify.so")
+        return link([toolkit.nvcc, "-cudart", "static"], units, folder / "libfa4_verify.so")
