@@ -221,13 +221,13 @@ def _kernel(q, k, v, mask, is_causal, scale):
         if isinstance(keys, str):
             return keys
         mask, len_kv, lo, hi = None, keys.len_kv, keys.lo, keys.hi
-    reason, copies = _kernel_reason(q, k, v, mask, scale)
+    reason, copies = _kernel_reason(q, k, v, mask, scale, len_kv)
     return reason or _Kernel(mask, len_kv, lo, hi, scale, copies)
 
 
-def _kernel_reason(q, k, v, mask, scale):
+def _kernel_reason(q, k, v, mask, scale, len_kv=None):
     wants_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    return ops.unsupported_with_copies(q, k, v, mask, scale, backward=wants_grad)
+    return ops.unsupported_with_copies(q, k, v, mask, scale, wants_grad, len_kv)
 
 
 def _sdpa_shapes(query, key, value, attn_mask, enable_gqa):
@@ -317,7 +317,8 @@ def flash_attn_func(
         i + len_kv - len_q. None or -1 leaves a side open; None alone both. causal makes right 0.
     softmax_scale: a finite number; None: 1 / sqrt(dim).
     return_lse: return (out, lse).
-    deterministic: accepted; the gradient is always deterministic.
+    deterministic: accepted; on the CPU the gradient always is, and on CUDA, where PyTorch's kernels compute it, under
+        torch.use_deterministic_algorithms(True).
     dropout_p, softcap, alibi_slopes: not implemented; the values given here are the only ones.
 
     Returns out [batch, len_q, heads_q, dim_v], strides in the order of q's, and with return_lse also lse, the natural
@@ -495,5 +496,8 @@ def cpu_isas():
 
 def call_counts():
     """{entry: how often it ran in this process}: "fwd" and "bwd" are the operators, "sdpa_fwd" and "sdpa_bwd" are
-    PyTorch's own calls that enable_sdpa() put on our kernels, "sdpa_math" those that they could not run."""
-    return _C.calls()
+    PyTorch's own calls that enable_sdpa() put on our kernels, "sdpa_math" (on the CPU) and "sdpa_before" (on CUDA)
+    those that they could not run."""
+    counts = _C.calls()
+    on_cuda = ops._C_cuda.calls() if ops._C_cuda else {}
+    return {name: count + on_cuda.get(name, 0) for name, count in counts.items()}

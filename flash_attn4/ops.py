@@ -16,7 +16,7 @@ import operator
 
 import torch
 
-from . import _C
+from . import _C, gradient
 
 # A wheel built for CPU-only torch has no _C_cuda; one that is there and broken must say so.
 _C_cuda = None
@@ -43,7 +43,7 @@ def arch_of(device):
     return 10 * major + minor
 
 
-def unsupported(q, k, v, attn_mask=None, scale=None, backward=False):
+def unsupported(q, k, v, attn_mask=None, scale=None, backward=False, len_kv=None):
     """None when fa4::fwd (with backward: its gradient too) can run this call, else why not, as a sentence.
 
     Whether shapes fit together is another question. While compiling for a GPU, sizes and strides are not looked at."""
@@ -53,12 +53,14 @@ def unsupported(q, k, v, attn_mask=None, scale=None, backward=False):
     mask = "" if attn_mask is None else _name(attn_mask.dtype)
     layout = () if arch == CPU or torch.compiler.is_compiling() else _layout(q, k, v)
     dim, dim_v = operator.index(q.shape[-1]), operator.index(v.shape[-1])  # plain numbers while compiling, too
-    return ask(backward, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *layout)
+    ours = backward and arch == CPU
+    reason = ask(ours, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *layout)
+    return gradient.unsupported(len_kv) if backward and not ours and reason is None else reason
 
 
-def unsupported_with_copies(q, k, v, attn_mask=None, scale=None, backward=False):
+def unsupported_with_copies(q, k, v, attn_mask=None, scale=None, backward=False, len_kv=None):
     """What unsupported says when fwd_by_copies makes the copies that the call needs, and which: why_copied."""
-    reason = unsupported(q, k, v, attn_mask, scale, backward)
+    reason = unsupported(q, k, v, attn_mask, scale, backward, len_kv)
     arch, compiling = arch_of(q.device), torch.compiler.is_compiling()
     copies = why_copied(q, k, v) if arch and (reason or compiling) else {}
     if not copies:
@@ -71,7 +73,8 @@ def unsupported_with_copies(q, k, v, attn_mask=None, scale=None, backward=False)
         shadows = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in (q, k, v))
         q, k, v = _with_copies(copies, *shadows)
         dim, dim_v, layout = q.shape[3], v.shape[3], _layout(q, k, v)
-    still = ask(backward, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *layout)
+    still = ask(False, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *layout)
+    still = still or (gradient.unsupported(len_kv) if backward else None)
     return (still and (reason or still)), copies
 
 
@@ -224,6 +227,37 @@ def _(dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=No
     return _empty_dense(q, *q.shape), _empty_dense(k, *k.shape), _empty_dense(v, *v.shape)
 
 
+@torch.library.impl("fa4::bwd", "CUDA")
+def _(dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
+    _check_inputs(q, k, v, dout=dout, dlse=dlse, out=out, lse=lse)
+    _check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
+    reason = unsupported(q, k, v, attn_mask, scale, backward=True, len_kv=len_kv)
+    if reason:
+        raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
+    grads = gradient.backward(dout, dlse, q, k, v, out, lse, lo, hi, scale)
+    return tuple(_as_dense(grad, like) for grad, like in zip(grads, (q, k, v), strict=True))
+
+
+def _check_results(q, v, **results):
+    for name, tensor in results.items():
+        if tensor is None:
+            continue
+        is_lse = name.endswith("lse")
+        shape, dtype = (q.shape[:3], torch.float32) if is_lse else ((*q.shape[:3], v.shape[3]), q.dtype)
+        if tensor.shape != torch.Size(shape):
+            raise RuntimeError(f"flash_attn4: {name} has shape {list(tensor.shape)}, and it must be {list(shape)}")
+        if tensor.dtype != dtype:
+            raise RuntimeError(f"flash_attn4: {name} is {_name(tensor.dtype)}, and it must be {_name(dtype)}")
+
+
+def _as_dense(grad, like):
+    """grad with the strides that the fake promises."""
+    stride = dense_like(like.shape, like.stride())
+    if all(n == 1 or a == b for n, a, b in zip(grad.shape, grad.stride(), stride, strict=True)):
+        return grad
+    return grad.new_empty_strided(grad.shape, stride).copy_(grad)
+
+
 # ---- gradients
 
 
@@ -231,7 +265,7 @@ def _setup_context(ctx, inputs, output):
     q, k, v, attn_mask, len_kv, ctx.lo, ctx.hi, ctx.scale = inputs
     if ctx.needs_input_grad[3]:
         raise NotImplementedError("flash_attn4: attn_mask requires grad, and there is no gradient for a mask")
-    reason = unsupported(q, k, v, attn_mask, ctx.scale, backward=True)
+    reason = unsupported(q, k, v, attn_mask, ctx.scale, backward=True, len_kv=len_kv)
     if reason:
         raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
     ctx.set_materialize_grads(False)

@@ -1,11 +1,11 @@
-"""enable_sdpa(): PyTorch's own scaled_dot_product_attention on our CPU kernels, anywhere in the process."""
+"""enable_sdpa(): PyTorch's own scaled_dot_product_attention on our kernels, anywhere in the process."""
 
 import threading
 import warnings
 
 import torch
 
-from . import _C
+from . import _C, ops
 
 # The operators that csrc/torch/sdpa.cpp replaces, and the schemas that it was written for.
 _REPLACED = {
@@ -19,11 +19,27 @@ _REPLACED = {
         "-> (Tensor grad_query, Tensor grad_key, Tensor grad_value)"
     ),
 }
+# Those of csrc/torch/cuda_sdpa.cpp. What it does not run it gives to fa4::_before<name>: the kernel that was there, of
+# whose results only the tensors.
+_REPLACED_CUDA = {
+    "_scaled_dot_product_flash_attention": (
+        "(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False, bool "
+        "return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor "
+        "cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor unused, Tensor debug_attn_mask)"
+    ),
+    "_scaled_dot_product_cudnn_attention": (
+        "(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p=0., bool "
+        "is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, "
+        "Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor philox_seed, Tensor philox_offset, "
+        "Tensor debug_attn_mask)"
+    ),
+}
 
 _lock = threading.Lock()
 _handles = {}  # those that hold the override in place, oldest first, and their fused_encoder
 _fastpath = True  # what torch.backends.mha had before the first of them
 _told = False  # whether torch has had its say about an override
+_before = None  # the library of fa4::_before..., while our kernels are in place on CUDA
 
 
 class Handle:
@@ -48,13 +64,17 @@ class Handle:
 
 
 def enable_sdpa(*, fused_encoder=False):
-    """Layout [batch, heads, len, dim]: put torch.nn.functional.scaled_dot_product_attention on our CPU kernels.
+    """Layout [batch, heads, len, dim]: put torch.nn.functional.scaled_dot_product_attention on our kernels.
 
-    Every call in the process that PyTorch would give to its flash kernel on the CPU reaches ours, from now on and in
-    all threads: names imported earlier, torch.nn.MultiheadAttention and the Transformer layers, transformers models,
-    functions compiled earlier, vmap and torch.func, forward and backward. What PyTorch gives to its math path stays
-    there: dropout, a mask that requires grad, v with another head dim than q, sdpa_kernel(SDPBackend.MATH). GPUs are
-    not affected.
+    On the CPU every call in the process that PyTorch would give to its flash kernel reaches ours, and on CUDA every
+    call for its flash or its cuDNN kernel, from now on and in all threads: names imported earlier,
+    torch.nn.MultiheadAttention and the Transformer layers, transformers models, functions compiled earlier, vmap and
+    torch.func, forward and backward. What PyTorch gives to its other kernels stays there: dropout, a mask that requires
+    grad, sdpa_kernel(SDPBackend.MATH), on the CPU v with another head dim than q, on CUDA float32.
+
+    On CUDA the forward is ours and the gradient PyTorch's own, flash or cuDNN, which takes our results. What our
+    kernels refuse there (a mask, strides that tensor copies cannot take, a GPU without kernels) runs on the kernel that
+    was there before.
 
     fused_encoder: leave PyTorch's fused inference path of nn.TransformerEncoder and nn.MultiheadAttention on
         (torch.backends.mha). It has its own attention; off, these layers reach our kernels in eval mode too.
@@ -70,7 +90,7 @@ def enable_sdpa(*, fused_encoder=False):
         if not _handles:
             _check_schemas()
             _hear_torch_out()
-            _C.override_sdpa(True)
+            _override(True)
             _fastpath = torch.backends.mha.get_fastpath_enabled()
         handle = Handle(_disable)
         _handles[handle] = fused_encoder
@@ -84,8 +104,34 @@ def _disable(handle):
             return
         del _handles[handle]
         if not _handles:
-            _C.override_sdpa(False)
+            _override(False)
         _set_fastpath()
+
+
+def _override(on):
+    global _before
+    _C.override_sdpa(on)
+    if ops._C_cuda is None:
+        return
+    if on:
+        _before = torch.library.Library("fa4", "FRAGMENT")
+        for name, schema in _REPLACED_CUDA.items():
+            _before.define(f"_before{name}{schema.split('->')[0]}-> ({', '.join(['Tensor'] * 7)})")
+            _before.impl(f"_before{name}", _kernel_now(name), "CUDA")
+    ops._C_cuda.override_sdpa(on)
+    if not on:
+        _before._destroy()
+
+
+def _kernel_now(name):
+    kernel = torch.library.get_kernel(f"aten::{name}", "CUDA")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+    def run(*args, **kwargs):
+        results = kernel.call_boxed(keys, *args, **kwargs)
+        return (*results[:4], *results[6:])
+
+    return run
 
 
 def _set_fastpath():
@@ -94,7 +140,8 @@ def _set_fastpath():
 
 
 def _check_schemas():
-    for name, expected in _REPLACED.items():
+    replaced = _REPLACED if ops._C_cuda is None else _REPLACED | _REPLACED_CUDA
+    for name, expected in replaced.items():
         operator = getattr(torch.ops.aten, name, None)
         found = operator and str(operator.default._schema)
         if found != f"aten::{name}{expected}":

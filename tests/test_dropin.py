@@ -152,7 +152,6 @@ def test_strides_of_the_replaced_operators():
 WAYS_TO_PYTORCH = {
     "dim_v_differs": lambda q, k, v: F.scaled_dot_product_attention(q, k, v[..., :8]),
     "dropout": lambda q, k, v: (torch.manual_seed(0), F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)),
-    "rank_3": lambda q, k, v: F.scaled_dot_product_attention(q[0], k[0], v[0]),
     "mask_grad": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, torch.zeros(17, 23, requires_grad=True)),
     "empty": lambda q, k, v: F.scaled_dot_product_attention(q[:, :, :0], k, v),
     "last_stride": lambda q, k, v: F.scaled_dot_product_attention(*(x[..., ::2] for x in (q, k, v))),
@@ -163,6 +162,13 @@ WAYS_TO_PYTORCH = {
 def test_what_pytorch_gives_to_its_math_path_stays_there(name):
     q, k, v = q_k_v()
     compare(lambda: WAYS_TO_PYTORCH[name](q, k, v), reached=False)
+
+
+def test_three_dimensions():
+    """PyTorch's math path has them before 2.14, its flash kernel after."""
+    q, k, v = (x[0] for x in q_k_v())
+    reached = torch._fused_sdp_choice(q, k, v) == SDPBackend.FLASH_ATTENTION.value
+    compare(lambda: F.scaled_dot_product_attention(q, k, v), reached=reached)
 
 
 def test_sdpa_kernel_math_is_obeyed():

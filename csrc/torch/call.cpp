@@ -9,6 +9,9 @@
 namespace fa4_torch
 {
 
+Calls calls[CALLS] = {{"fwd", {0}},      {"bwd", {0}},       {"sdpa_fwd", {0}},
+                      {"sdpa_bwd", {0}}, {"sdpa_math", {0}}, {"sdpa_before", {0}}};
+
 void fail(const char *format, ...)
 {
     char text[1024];
@@ -39,6 +42,13 @@ Tensor take(StableIValue argument)
 Tensor take_optional(StableIValue argument)
 {
     return Tensor(torch::stable::detail::to<std::optional<AtenTensorHandle>>(argument).value_or(nullptr));
+}
+
+StableIValue give_undefined()
+{
+    AtenTensorHandle undefined = nullptr;
+    check(aoti_torch_new_uninitialized_tensor(&undefined), "make an undefined tensor");
+    return give(Tensor(undefined));
 }
 
 StableIValue give_optional(Tensor &&tensor)
@@ -267,6 +277,25 @@ Tensor empty(const Machine &machine, int64_t rank, const int64_t *size, const in
     check(aoti_torch_empty_strided(rank, size, stride, dtype, machine.device_type, machine.device_index, &handle),
           "allocate a tensor");
     return Tensor(handle);
+}
+
+Tensor empty_like(const Tensor &q, const fa4_fwd_params &params, const Machine &machine, int64_t stride[4])
+{
+    const int64_t size[4] = {params.batch, params.heads_q, params.len_q, params.dim};
+    dense_like(size, params.stride_q, stride);
+    bool dense = true;
+    for (int d = 0; d < 4; d++) dense &= size[d] == 1 || stride[d] == params.stride_q[d];
+    if (dense) {
+        copy4(stride, params.stride_q);
+        return empty(machine, 4, size, stride, torch_dtype(params.dtype));
+    }
+    AtenTensorHandle again = nullptr;
+    check(aoti_torch_new_tensor_handle(q.get(), &again), "refer to a tensor");
+    StableIValue stack[6] = {give(Tensor(again)), 0, 0, 0, 0, 0};
+    check(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION), "allocate a tensor");
+    Tensor out = take(stack[0]);
+    copy4(stride, view("out", out, 4).stride);
+    return out;
 }
 
 void *data_of(const Tensor &tensor)

@@ -17,6 +17,19 @@ namespace fa4_torch
 // Throws std::runtime_error, which torch turns into Python's RuntimeError. printf's format.
 [[noreturn, gnu::format(printf, 1, 2)]] void fail(const char *format, ...);
 
+// How often each entry of this module ran in this process; sdpa_before: calls of PyTorch's own attention that were
+// given back to its kernels.
+struct Calls {
+    const char *name;
+    std::atomic<int64_t> count;
+};
+enum { CALLS_FWD, CALLS_BWD, CALLS_SDPA_FWD, CALLS_SDPA_BWD, CALLS_SDPA_MATH, CALLS_SDPA_BEFORE, CALLS };
+extern Calls calls[CALLS];
+inline void count(int entry)
+{
+    calls[entry].count.fetch_add(1, std::memory_order_relaxed);
+}
+
 // Owns a reference to a tensor, or nothing.
 class Tensor
 {
@@ -101,6 +114,10 @@ void describe(const Inputs &inputs, const Machine &machine, fa4_fwd_params *para
 // csrc and ops.py have the rule twice, and a test compares them.
 void dense_like(const int64_t size[4], const int64_t stride[4], int64_t dense[4]);
 Tensor empty(const Machine &machine, int64_t rank, const int64_t *size, const int64_t *stride, int32_t dtype);
+// torch's empty_like(q) and its strides: those of a q without gaps.
+Tensor empty_like(const Tensor &q, const fa4_fwd_params &params, const Machine &machine, int64_t stride[4]);
+// An undefined tensor, which autograd takes for an absent one.
+StableIValue give_undefined();
 void *data_of(const Tensor &tensor);
 int32_t torch_dtype(fa4_dtype dtype);
 

@@ -4,8 +4,6 @@
 namespace fa4_torch
 {
 
-Calls calls[CALLS] = {{"fwd", {0}}, {"bwd", {0}}, {"sdpa_fwd", {0}}, {"sdpa_bwd", {0}}, {"sdpa_math", {0}}};
-
 namespace
 {
 struct Work {

@@ -1,4 +1,4 @@
-// What the CPU side of the binding gives to the module: counters, and the override of PyTorch's own attention.
+// What the CPU side of the binding gives to the module: the override of PyTorch's own attention.
 #ifndef FA4_TORCH_CPU_H
 #define FA4_TORCH_CPU_H
 
@@ -6,18 +6,6 @@
 
 namespace fa4_torch
 {
-
-// How often each entry ran in this process.
-struct Calls {
-    const char *name;
-    std::atomic<int64_t> count;
-};
-enum { CALLS_FWD, CALLS_BWD, CALLS_SDPA_FWD, CALLS_SDPA_BWD, CALLS_SDPA_MATH, CALLS };
-extern Calls calls[CALLS];
-inline void count(int entry)
-{
-    calls[entry].count.fetch_add(1, std::memory_order_relaxed);
-}
 
 // torch's threads as an fa4_executor, and the CPU that uses them.
 class Cpu

@@ -1,11 +1,12 @@
-// The Python module flash_attn4._C_cuda: fa4::fwd and fa4::bwd on the current stream of q's CUDA device. Built where
-// torch has CUDA.
+// The Python module flash_attn4._C_cuda: fa4::fwd on the current stream of q's CUDA device. Built where torch has CUDA.
 #include <Python.h>
 
-#include "call.h"
-#include "unsupported.h"
+#include "cuda.h"
+#include "questions.h"
 
 #include <cuda_runtime_api.h>
+
+#include <exception>
 
 // Of torch's stable C shims, but declared only for who builds torch.
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void **ret_stream);
@@ -36,63 +37,60 @@ int arch_of(int32_t device)
     return arch;
 }
 
-// The device of a call's first tensor, current for as long as this lives.
-class Cuda
-{
-  public:
-    explicit Cuda(AtenTensorHandle first)
-    {
-        bool defined = false;
-        int32_t device;
-        void *stream;
-        if (first) aoti_torch_is_defined(first, &defined);
-        if (!defined) fail("flash_attn4: the first argument is undefined, and it must be a tensor");
-        check(aoti_torch_get_device_index(first, &device) == AOTI_TORCH_SUCCESS, "name a tensor's device");
-        check(aoti_torch_create_device_guard(device, &guard) == AOTI_TORCH_SUCCESS, "choose a tensor's device");
-        check(aoti_torch_get_current_cuda_stream(device, &stream) == AOTI_TORCH_SUCCESS, "name the current stream");
-        machine = {aoti_torch_device_type_cuda(), device, arch_of(device), stream};
-    }
-    ~Cuda()
-    {
-        if (guard) aoti_torch_delete_device_guard(guard);
-    }
-    Cuda(const Cuda &) = delete;
-    Cuda &operator=(const Cuda &) = delete;
-    Machine machine = {};
-
-  private:
-    DeviceGuardHandle guard = nullptr;
-};
-
-AtenTensorHandle first(const StableIValue *stack)
-{
-    return torch::stable::detail::to<AtenTensorHandle>(stack[0]);
-}
-
 void cuda_fwd(StableIValue *stack, uint64_t, uint64_t)
 {
-    Cuda cuda(first(stack));
+    Cuda cuda(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
     fwd(stack, cuda.machine);
+    count(CALLS_FWD);
 }
 
-void cuda_bwd(StableIValue *stack, uint64_t, uint64_t)
+PyObject *override_sdpa_now(PyObject *, PyObject *on)
 {
-    Cuda cuda(first(stack));
-    bwd(stack, cuda.machine);
+    int yes = PyObject_IsTrue(on);
+    if (yes < 0) return nullptr;
+    try {
+        override_cuda_sdpa(yes);
+        return PyBool_FromLong(cuda_sdpa_overridden());
+    } catch (const std::exception &error) {
+        return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
+    }
 }
 
-PyMethodDef methods[] = {{"unsupported", unsupported, METH_VARARGS, unsupported_doc}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"calls", calls_made, METH_NOARGS, calls_doc},
+    {"unsupported", unsupported, METH_VARARGS, unsupported_doc},
+    {"override_sdpa", override_sdpa_now, METH_O, "Put our forward under PyTorch's CUDA attention, or take it away."},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_C_cuda", "CUDA kernels of flash_attn4.", 0, methods, nullptr, nullptr, nullptr, nullptr};
 
 } // namespace
+
+Cuda::Cuda(AtenTensorHandle first)
+{
+    bool defined = false;
+    int32_t device;
+    void *stream;
+    if (first) aoti_torch_is_defined(first, &defined);
+    if (!defined) fail("flash_attn4: the first argument is undefined, and it must be a tensor");
+    check(aoti_torch_get_device_index(first, &device) == AOTI_TORCH_SUCCESS, "name a tensor's device");
+    check(aoti_torch_create_device_guard(device, &guard) == AOTI_TORCH_SUCCESS, "choose a tensor's device");
+    check(aoti_torch_get_current_cuda_stream(device, &stream) == AOTI_TORCH_SUCCESS, "name the current stream");
+    machine = {aoti_torch_device_type_cuda(), device, arch_of(device), stream};
+}
+
+Cuda::~Cuda()
+{
+    if (guard) aoti_torch_delete_device_guard(guard);
+}
+
 } // namespace fa4_torch
 
 STABLE_TORCH_LIBRARY_IMPL(fa4, CUDA, m)
 {
     m.impl("fwd", &fa4_torch::cuda_fwd);
-    m.impl("bwd", &fa4_torch::cuda_bwd);
 }
 
 PyMODINIT_FUNC PyInit__C_cuda()

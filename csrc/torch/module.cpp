@@ -3,7 +3,7 @@
 #include <Python.h>
 
 #include "cpu.h"
-#include "unsupported.h"
+#include "questions.h"
 
 #include <exception>
 
@@ -40,17 +40,6 @@ PyObject *force_isa(PyObject *, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyObject *calls_made(PyObject *, PyObject *)
-{
-    PyObject *dict = PyDict_New();
-    for (int i = 0; dict && i < CALLS; i++) {
-        PyObject *value = PyLong_FromLongLong(calls[i].count.load(std::memory_order_relaxed));
-        if (!value || PyDict_SetItemString(dict, calls[i].name, value)) Py_CLEAR(dict);
-        Py_XDECREF(value);
-    }
-    return dict;
-}
-
 PyObject *override_sdpa_now(PyObject *, PyObject *on)
 {
     int yes = PyObject_IsTrue(on);
@@ -67,7 +56,7 @@ PyMethodDef methods[] = {
     {"isas", isas, METH_NOARGS, "[(name, None or why this machine cannot run it), ...], best first."},
     {"isa_in_use", isa_in_use, METH_NOARGS, "Name of the CPU instruction set in use."},
     {"force_isa", force_isa, METH_VARARGS, "Use this CPU instruction set from now on; None: choose again."},
-    {"calls", calls_made, METH_NOARGS, "{entry: how often it ran in this process}."},
+    {"calls", calls_made, METH_NOARGS, calls_doc},
     {"unsupported", unsupported, METH_VARARGS, unsupported_doc},
     {"override_sdpa", override_sdpa_now, METH_O, "Put our kernels under PyTorch's CPU attention, or take them away."},
     {nullptr, nullptr, 0, nullptr},

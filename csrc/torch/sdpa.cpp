@@ -28,29 +28,6 @@ void describe_sdpa(Attention &call, const Machine &machine, fa4_fwd_params *para
              (long long)params->dim_v);
 }
 
-// torch's empty_like(q): the very strides of a q without gaps.
-Tensor empty_like(const Tensor &q, const fa4_fwd_params &params, int64_t stride[4])
-{
-    const int64_t size[4] = {params.batch, params.heads_q, params.len_q, params.dim};
-    dense_like(size, params.stride_q, stride);
-    bool dense = true;
-    for (int d = 0; d < 4; d++) dense &= size[d] == 1 || stride[d] == params.stride_q[d];
-    Cpu cpu;
-    if (dense) {
-        for (int d = 0; d < 4; d++) stride[d] = params.stride_q[d];
-        return empty(cpu.machine, 4, size, stride, torch_dtype(params.dtype));
-    }
-    AtenTensorHandle again = nullptr;
-    aoti_torch_new_tensor_handle(q.get(), &again);
-    StableIValue stack[6] = {give(Tensor(again)), 0, 0, 0, 0, 0};
-    if (torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS)
-        fail("flash_attn4: torch could not allocate a tensor");
-    Tensor out = take(stack[0]);
-    View is = view("out", out, 4);
-    for (int d = 0; d < 4; d++) stride[d] = is.stride[d];
-    return out;
-}
-
 // A contiguous [batch, len, heads, dim], seen as [batch, heads, len, dim].
 Tensor empty_transposed(const Machine &machine, const int64_t size[4], int64_t stride[4], int32_t dtype)
 {
@@ -98,7 +75,7 @@ void sdpa_fwd(StableIValue *stack, uint64_t, uint64_t)
     }
 
     int32_t dtype = torch_dtype(params.dtype);
-    Tensor out = empty_like(inputs.q, params, params.stride_o);
+    Tensor out = empty_like(inputs.q, params, cpu.machine, params.stride_o);
     const int64_t size[3] = {params.batch, params.heads_q, params.len_q};
     params.stride_lse[1] = 1; // a contiguous [batch, len, heads], transposed
     params.stride_lse[2] = params.heads_q > 1 ? params.heads_q : 1;
@@ -132,11 +109,7 @@ void sdpa_bwd(StableIValue *stack, uint64_t, uint64_t)
     Inputs &inputs = call.inputs;
     Tensor out = take(stack[4]), lse = take(stack[5]);
     if (!dout.defined()) { // no gradient arrives: none leaves
-        for (int i = 0; i < 3; i++) {
-            AtenTensorHandle undefined = nullptr;
-            aoti_torch_new_uninitialized_tensor(&undefined);
-            stack[i] = give(Tensor(undefined));
-        }
+        for (int i = 0; i < 3; i++) stack[i] = give_undefined();
         return;
     }
     Cpu cpu;

@@ -1,6 +1,6 @@
-#include "unsupported.h"
+#include "questions.h"
 
-#include "../fa4.h"
+#include "call.h"
 
 #include <cstring>
 
@@ -75,6 +75,19 @@ PyObject *unsupported(PyObject *, PyObject *args)
     const char *reason = backward ? fa4_bwd_unsupported(&params, arch) : fa4_fwd_unsupported(p, arch);
     if (!reason) Py_RETURN_NONE;
     return PyUnicode_FromString(reason);
+}
+
+const char calls_doc[] = "{entry: how often it ran in this process}.";
+
+PyObject *calls_made(PyObject *, PyObject *)
+{
+    PyObject *dict = PyDict_New();
+    for (int i = 0; dict && i < CALLS; i++) {
+        PyObject *value = PyLong_FromLongLong(calls[i].count.load(std::memory_order_relaxed));
+        if (!value || PyDict_SetItemString(dict, calls[i].name, value)) Py_CLEAR(dict);
+        Py_XDECREF(value);
+    }
+    return dict;
 }
 
 } // namespace fa4_torch

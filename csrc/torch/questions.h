@@ -1,6 +1,7 @@
-// What Python asks before a call: "can you?". Compiled into both modules, each with its own backends.
-#ifndef FA4_TORCH_UNSUPPORTED_H
-#define FA4_TORCH_UNSUPPORTED_H
+// What Python asks: "can you?" before a call, and how often the kernels ran. Compiled into both modules, each with its
+// own backends.
+#ifndef FA4_TORCH_QUESTIONS_H
+#define FA4_TORCH_QUESTIONS_H
 
 #include <Python.h>
 
@@ -13,6 +14,11 @@ namespace fa4_torch
 PyObject *unsupported(PyObject *module, PyObject *args);
 
 extern const char unsupported_doc[];
+
+// calls(): {entry: how often it ran in this process}.
+PyObject *calls_made(PyObject *module, PyObject *);
+
+extern const char calls_doc[];
 
 } // namespace fa4_torch
 
