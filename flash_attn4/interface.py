@@ -477,7 +477,7 @@ def backends():
     for arch, chips in _CHIPS.items():
         reason = ops.ask(False, arch, "float16", 64, 64)
         if reason is None and not here.intersection(chips):
-            reason = "there is no such GPU here"
+            reason = "there is no such GPU here" if gpus else "torch finds no CUDA device"
         found[f"sm_{arch}"] = reason
     for arch in sorted(here.difference(*_CHIPS.values())):
         found[f"sm_{arch}"] = ops.ask(False, arch, "float16", 64, 64)
