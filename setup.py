@@ -274,12 +274,8 @@ def binding(name, sources, **more):
 def extensions():
     found = [binding("_C", [f"csrc/torch/{name}.cpp" for name in ("module", "cpu", "sdpa", "call", "questions")])]
     if torch.version.cuda:
-        libraries = ["torch_cuda", "cudart_static", "dl", "rt", "pthread"]
-        found.append(
-            binding(
-                "_C_cuda", [f"csrc/torch/{name}.cpp" for name in ("cuda", "cuda_sdpa", "call", "questions")], libraries=libraries
-            )
-        )
+        sources = [f"csrc/torch/{name}.cpp" for name in ("cuda", "cuda_sdpa", "call", "questions")]
+        found.append(binding("_C_cuda", sources, libraries=["torch_cuda", "cudart_static", "dl", "rt", "pthread"]))
     return found
 
 

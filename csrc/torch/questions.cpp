@@ -7,9 +7,8 @@
 namespace fa4_torch
 {
 
-const char unsupported_doc[] =
-    "(backward, arch, dtype, dim, dim_v, mask dtype or '', scale, sizes=None, strides=None, addresses=None): None, or why "
-    "not.";
+const char unsupported_doc[] = "(backward, arch, dtype, dim, dim_v, mask dtype or '', scale, sizes=None, strides=None, "
+                               "addresses=None): None, or why not.";
 
 static int64_t *const END = nullptr;
 
