@@ -150,7 +150,7 @@ def copied(tensor):
     for d in (0, 1):
         if stride[d] == 0:
             once = once.narrow(d, 0, min(1, once.shape[d]))
-    order = [*sorted(range(3), key=lambda d: -stride[d]), 3]
+    order = [*_outermost_first(stride[:3]), 3]
     more = _filled_up(tensor.shape[3]) - tensor.shape[3]
     once = once.permute(order)
     if more:
@@ -179,15 +179,21 @@ def fwd_by_copies(names, q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None,
 # ---- fakes
 
 
+def _outermost_first(stride):
+    """Dimensions by stride, the largest first. By hand: torch.compile sorts by no stride that it does not know."""
+    order = list(range(len(stride)))
+    for d in range(1, len(stride)):
+        while d > 0 and stride[order[d - 1]] < stride[order[d]]:
+            order[d - 1], order[d] = order[d], order[d - 1]
+            d -= 1
+    return order
+
+
 def dense_like(size, stride):
     """Strides of a new tensor without gaps whose dimensions are in the order of these strides; contiguous when one of
     them is 0 (expanded). csrc/torch/call.cpp has the same rule."""
-    order = list(range(4))
-    if not any(n > 1 and step == 0 for n, step in zip(size, stride, strict=True)):
-        for d in range(1, 4):
-            while d > 0 and stride[order[d - 1]] < stride[order[d]]:
-                order[d - 1], order[d] = order[d], order[d - 1]
-                d -= 1
+    expanded = any(n > 1 and step == 0 for n, step in zip(size, stride, strict=True))
+    order = list(range(4)) if expanded else _outermost_first(stride)
     dense, step = [0] * 4, 1
     for d in reversed(order):
         dense[d] = step

@@ -35,10 +35,10 @@ class Chip:
     """Stands for _C_cuda and the operator. calls has the arguments of each call."""
 
     def __init__(self, arch):
-        self.arch, self.calls, self.runs = arch, [], True
+        self.arch, self.calls, self.runs, self.gradients = arch, [], True, False
 
     def unsupported(self, backward, arch, dtype, dim, dim_v, mask, scale, sizes=None, strides=None, addresses=None):
-        if backward:
+        if backward and not self.gradients:
             return "gradients are not implemented on CUDA"
         batch, heads_q, heads_kv, len_q, len_kv = sizes or (1, 1, 1, 1, 1)
         strides = strides or (dim, dim, dim, 1) * 2 + (dim_v, dim_v, dim_v, 1) * 2
@@ -191,6 +191,43 @@ def test_the_rule_for_copies_is_that_of_the_plan(size, stride):
     sizes = (batch, heads, heads, 1, len_kv)
     reason = Chip(90).unsupported(False, 90, "bfloat16", dim, 64, "", 1.0, sizes, strides)
     assert (reason is None) == (ops._why_copied(view) is None)
+
+
+@pytest.fixture
+def as_if(monkeypatch):
+    """The package thinks of a GPU, with gradients, and its operator is the CPU's, which takes everything."""
+    chip = Chip(90)
+    chip.gradients = True
+    monkeypatch.setattr(ops, "_C_cuda", chip)
+    monkeypatch.setattr(ops, "arch_of", lambda device: chip.arch)
+    with set_fallback("error"):
+        yield
+
+
+def plain(q, k, v):
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_copies_have_gradients(as_if):
+    tensors = [x.requires_grad_() for x in qkv(40, 40, dim=60, dim_v=33)]
+    dout = hashed(2, 2, 40, 33, seed=9, dtype=HALF)
+    out = plain(*tensors)
+    grads = torch.autograd.grad(out, tensors, dout)
+    results = dict(zip(("out", "dq", "dk", "dv"), (out, *grads), strict=True))
+    assert_within_bound(results, *(x.detach() for x in tensors), hi=0, dout=dout)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_copies_are_compiled(as_if, dynamic):
+    compiled = torch.compile(plain, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for tensors in (qkv(40, 40, dim=60), qkv(50, 50, dim=60), [scattered_rows(x, 3) for x in qkv(40, 40)]):
+        assert torch.equal(compiled(*tensors), plain(*tensors))
+
+
+def test_copies_under_vmap(as_if):
+    tensors = [x.unflatten(0, (2, 2)) for x in qkv(20, 20, batch=4, dim=36)]
+    out = torch.vmap(plain)(*tensors)
+    assert torch.equal(out.flatten(0, 1), plain(*(x.flatten(0, 1) for x in tensors)))
 
 
 def call(batch=1, heads_q=1, heads_kv=1, len_q=8, len_kv=8, dim=64, dim_v=64, **more):
