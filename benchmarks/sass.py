@@ -1,11 +1,19 @@
-"""What a thread of each role executes for one block of keys: instructions of the loops, counted from the machine code.
+"""What a thread of each role of the Blackwell forward executes for one block of keys, counted from the machine code.
 
-    python benchmarks/sass.py build/ptx/fa4_sm100_fwd_bf16_d128.cubin [...]     # a Markdown table, a column a cubin
+    python benchmarks/sass.py build/ptx/fa4_sm100_fwd_bf16_d128.cubin [...]     # Markdown tables, a column a cubin
     python benchmarks/sass.py --json FILE.cubin
 
-Needs nvdisasm: of the CUDA toolkit, or of the PyPI package nvidia-cuda-nvdisasm. A loop is the region from the target
-of a backward branch to the branch; blocks that only spin on an mbarrier stand outside of it and are not counted, so a
-wait counts as one that succeeds at the first try. NOP has a row of its own and is not in the total.
+Reads cubins of sm_100 and its family (sm_103 too), of this kernel. Needs nvdisasm: of the CUDA toolkit, or of the PyPI
+package nvidia-cuda-nvdisasm.
+
+Counted is a path through a role's loop, from the target of a backward branch to that branch. Blocks that only spin on
+an mbarrier stand outside of it: a wait counts as one that succeeds at the first try. In a masked block each warp looks
+at what its 32 rows see of the four fragments of 32 keys: "one fragment cut" is the longest path of a block on the
+diagonal (the other fragments are seen whole, or skipped where they are not seen), "all cut" the longest of all. NOP has
+a row of its own and is not in the total; nor are spills of uniform registers, which are moves and counted there.
+
+The last table has the cycles of each pipe of one of the four parts of a multiprocessor for a step of 256 queries by 128
+keys, beside those of the tensor core: two softmax warps and a correction warp; of the issue slots the MMA warp's too.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # Class, and what opcodes it has. The first that matches counts.
@@ -56,6 +64,17 @@ CLASSES = [
         r"IADD|IMAD|LEA|LOP|SHF|SEL|R2P|P2R|VIADD|VIMNMX|IMNMX|IABS|SGXT|BMSK|POPC|FLO|I2F|F2I|I2I|SHFL",
     ),
 ]
+NOT_IN_TOTAL = ("NOP", "UR spill/fill")
+
+# Cycles that an instruction of a warp takes of a pipe of its part of a multiprocessor. What is not here takes of none,
+# but an issue slot.
+PIPES = {
+    "FMA": [(r"FFMA2|FADD2|FMUL2|IMAD", 2), (r"(FFMA|FADD|FMUL)(\.|$)", 1)],
+    "ALU": [(r"FMNMX|FSETP|FSEL|F2FP|IADD|LEA|LOP|SHF|SEL|R2P|P2R|VIADD|VIMNMX|ISETP|PLOP3|MOV|PRMT|CS2R", 2)],
+    "MUFU of B200": [(r"MUFU", 8)],
+    "MUFU of B300": [(r"MUFU", 4)],
+}
+MMA_FLOP_PER_CYCLE = 8192
 
 
 @dataclass
@@ -64,13 +83,23 @@ class Instruction:
     predicate: str
     opcode: str
     text: str
-    target: int | None = None
+    targets: list[int] = field(default_factory=list)
 
     @property
     def klass(self) -> str:
         if self.opcode.startswith("IMAD.MOV") or (self.opcode.startswith("IMAD.U32") and ", RZ, RZ," in self.text):
             return "MOV-vec"
         return next((name for name, pattern in CLASSES if re.match(pattern, self.opcode)), "other")
+
+    @property
+    def leaves(self) -> bool:
+        """Whether what follows is not reached."""
+        always = not self.predicate and ("UP" not in self.text.split("`")[0] if self.opcode == "BRA.U" else True)
+        return always and bool(re.match(r"(BRA|BRX|EXIT|RET|JMP)", self.opcode)) and not re.match(r"U?P\d", self.text)
+
+    @property
+    def jump(self) -> int | None:
+        return self.targets[0] if self.targets and self.opcode.startswith("BRA") else None
 
 
 def disassembler() -> str:
@@ -91,23 +120,31 @@ def disassembler() -> str:
 
 def instructions(cubin: str | Path) -> list[Instruction]:
     """The instructions of the cubin's one kernel, in order."""
-    text = subprocess.run([disassembler(), "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
+    if not Path(cubin).is_file():
+        raise ValueError(f"{cubin}: no such file; the build leaves the kernels' cubins in build/ptx")
+    done = subprocess.run([disassembler(), "-c", str(cubin)], capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"{cubin}: nvdisasm cannot read it: {done.stderr.strip()}")
+    target = re.search(r"\.target\s+(\w+)", done.stdout)
+    if not target or not re.fullmatch(r"sm_10[03][af]?", target[1]):
+        raise ValueError(f"{cubin}: is of {target[1] if target else 'no GPU'}, and this reads sm_100 and sm_103 only")
     listing: list[Instruction] = []
     labels: dict[str, int] = {}
     waiting: list[str] = []
-    for line in text.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
+    for line in done.stdout.splitlines():
+        if label := re.match(r"\s*([.$][\w$.]+):", line):
             waiting.append(label[1])
-        if not (match := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);", line)):
+        if not (match := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)", line)):
             continue
         address = int(match[1], 16)
-        for name in waiting:
-            labels[name] = address
+        labels.update(dict.fromkeys(waiting, address))
         waiting = []
-        listing.append(Instruction(address, (match[2] or "").strip(), match[3], match[4].strip()))
+        listing.append(Instruction(address, (match[2] or "").strip(), match[3], match[4].split("/*")[0].strip(" ;")))
     for instruction in listing:
-        if target := re.search(r"`\((\.L_x_\d+)\)", instruction.text):
-            instruction.target = labels.get(target[1])
+        names = re.findall(r"`\(([.$][\w$.]+)\)", instruction.text)
+        if several := re.search(r'BRANCH_TARGETS ([^"]*)"', instruction.text):
+            names += several[1].split(",")
+        instruction.targets = [labels[name] for name in names if name in labels]
     return listing
 
 
@@ -115,70 +152,133 @@ def loops(listing: list[Instruction]) -> list[list[Instruction]]:
     """The regions of all backward branches, smallest first."""
     regions = []
     for branch in listing:
-        if branch.target is not None and branch.target < branch.address:
-            regions.append([i for i in listing if branch.target <= i.address <= branch.address])
+        if branch.jump is not None and branch.jump < branch.address:
+            regions.append([i for i in listing if branch.jump <= i.address <= branch.address])
     return sorted(regions, key=len)
 
 
 def count(region: list[Instruction]) -> Counter:
-    return Counter(i.klass for i in region)
+    counts = Counter(i.klass for i in region)
+    counts["UR spill/fill"] = sum(bool(re.match(r"MOV\.SPILL|R2UR\.FILL", i.opcode)) for i in region)
+    return counts
 
 
 def total(counts: Counter) -> int:
-    return sum(n for name, n in counts.items() if name != "NOP")
+    return sum(n for name, n in counts.items() if name not in NOT_IN_TOTAL)
 
 
-def without_rescale(region: list[Instruction]) -> list[Instruction]:
-    """The region less the parts that a forward branch jumps over and that read tensor memory."""
-    skipped: set[int] = set()
-    for branch in region:
-        if branch.target is not None and branch.target > branch.address:
-            over = [i for i in region if branch.address < i.address < branch.target]
-            if over and len(over) < len(region) / 2 and sum(i.opcode.startswith("LDTM") for i in over) >= 2:
-                skipped |= {i.address for i in over}
-    return [i for i in region if i.address not in skipped]
+def hides(skipped: Counter) -> bool:
+    """Whether a branch jumps over what hides the keys of a fragment, and over nothing else."""
+    return skipped["FSETP/FSEL"] >= 24 and not skipped["FMNMX3"] and not skipped["MUFU.EX2"]
+
+
+def rescales(skipped: Counter) -> bool:
+    """Whether a branch jumps over what multiplies O."""
+    return skipped["FMUL2"] > 0 and skipped["LDTM"] > 0 and skipped["BAR"] == 0
+
+
+def path(region: list[Instruction], cut: int = 4, rescaled: int = 2) -> list[Instruction]:
+    """The instructions of a loop that are executed when all fragments are seen, this many of them in part, and this
+    many tiles are rescaled."""
+    at = {i.address: n for n, i in enumerate(region)}
+    executed, n = [], 0
+    while n < len(region):
+        instruction = region[n]
+        executed.append(instruction)
+        n += 1
+        if instruction.jump is None or instruction.jump <= instruction.address or instruction.jump not in at:
+            continue
+        after = at[instruction.jump]
+        skipped = count(region[n:after])
+        if instruction.leaves:
+            n = after
+        elif hides(skipped):
+            n, cut = (n, cut - 1) if cut else (after, 0)
+        elif rescales(skipped):
+            n, rescaled = (n, rescaled - 1) if rescaled else (after, 0)
+    return executed
+
+
+def rescale(region: list[Instruction]) -> list[Instruction]:
+    """What one executed rescale adds."""
+    for n, branch in enumerate(region):
+        over = [i for i in region[n + 1 :] if branch.jump is not None and i.address < branch.jump]
+        if branch.jump in {i.address for i in region} and rescales(count(over)):
+            return over
+    return []
 
 
 def roles(cubin: str | Path) -> dict[str, Counter]:
     """Counts of the loop of each role, for one block of keys."""
     regions = loops(instructions(cubin))
 
-    def smallest(condition) -> list[Instruction]:
-        return next((r for r in regions if condition(count(r))), [])
+    def smallest(what, condition) -> list[Instruction]:
+        found = next((r for r in regions if condition(count(r))), None)
+        if found is None:
+            raise ValueError(f"{cubin}: has no loop of {what}: it is not the Blackwell forward")
+        return found
 
-    softmax = smallest(lambda c: c["LDTM"] == 4 and c["FSETP/FSEL"] < 64 and c["MUFU.EX2"] > 32)
-    masked = smallest(lambda c: c["LDTM"] == 4 and c["FSETP/FSEL"] >= 64 and c["MUFU.EX2"] > 32)
-    correction = smallest(lambda c: c["STTM"] >= 4 and c["LDS"] > 0 and c["MUFU.EX2"] == 0)
-    skipped = without_rescale(correction)
-    rescale = [i for i in correction if i not in skipped]
+    softmax = smallest("softmax", lambda c: c["LDTM"] == 4 and c["FSETP/FSEL"] < 64 and c["MUFU.EX2"] > 32)
+    masked = smallest("softmax", lambda c: c["LDTM"] == 4 and c["FSETP/FSEL"] >= 64 and c["MUFU.EX2"] > 32)
+    correction = smallest("correction", lambda c: c["BAR"] == c["LDS"] == 2 and c["STTM"] >= 4 and not c["MUFU.EX2"])
     return {
-        "softmax, plain block": count(softmax),
-        "softmax, masked block": count(masked),
-        "correction, both rescales skipped": count(skipped),
-        "correction, one rescale": Counter({name: (n + 1) // 2 for name, n in count(rescale).items()}),
-        "mma": count(smallest(lambda c: c["UTCHMMA"] >= 16)),
-        "load": count(smallest(lambda c: c["TMA/bulk"] > 0 and c["SYNCS.TRYWAIT"] >= 2)),
+        "softmax, plain block": count(path(softmax)),
+        "softmax, masked block, one fragment cut": count(path(masked, cut=1)),
+        "softmax, masked block, all cut": count(path(masked)),
+        "correction, both rescales skipped": count(path(correction, rescaled=0)),
+        "correction, one executed rescale": count(rescale(correction)),
+        "mma": count(path(smallest("products", lambda c: c["UTCHMMA"] >= 16))),
+        "load": count(path(smallest("copies", lambda c: c["TMA/bulk"] > 0 and c["SYNCS.TRYWAIT"] >= 2))),
     }
+
+
+def pipes(cubin: str | Path) -> dict[str, int]:
+    """Cycles of each pipe for a step of 256 queries by 128 keys, without a mask and without a rescale."""
+    regions = loops(instructions(cubin))
+    softmax = path(next(r for r in regions if count(r)["LDTM"] == 4 and 32 < count(r)["MUFU.EX2"]))
+    correction = path(next(r for r in regions if count(r)["BAR"] == count(r)["LDS"] == 2), rescaled=0)
+    mma = path(next(r for r in regions if count(r)["UTCHMMA"] >= 16))
+    executed = [*softmax, *softmax, *correction]
+
+    def cycles(rates) -> int:
+        return sum(next((n for pattern, n in rates if re.match(pattern, i.opcode)), 0) for i in executed)
+
+    taken = {name: cycles(rates) for name, rates in PIPES.items()}
+    taken["issue"] = total(count(executed))
+    taken["issue, beside the MMA warp"] = taken["issue"] + total(count(mma))
+    if dims := re.search(r"_d(\d+)(?:_v(\d+))?", Path(cubin).stem):
+        dim, dim_v = int(dims[1]), int(dims[2] or dims[1])
+        taken["tensor core"] = 2 * 256 * 128 * (dim + dim_v) // MMA_FLOP_PER_CYCLE
+    return taken
+
+
+def table(title: str, names: list[str], columns: dict[str, dict[str, int]]) -> None:
+    print(f"\n| {title} | " + " | ".join(columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for name in names:
+        row = [column.get(name, 0) for column in columns.values()]
+        if any(row):
+            print(f"| {name} | " + " | ".join(map(str, row)) + " |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cubin", nargs="+")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="the counts as JSON")
     options = parser.parse_args()
-    found = {Path(cubin).stem: roles(cubin) for cubin in options.cubin}
+    try:
+        found = {Path(cubin).stem: roles(cubin) for cubin in options.cubin}
+        cycles = {Path(cubin).stem: pipes(cubin) for cubin in options.cubin}
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(f"sass.py: {error}") from None
     if options.json:
-        json.dump({k: {role: {**c, "total": total(c)} for role, c in v.items()} for k, v in found.items()}, sys.stdout)
+        counts = {k: {role: {**c, "total": total(c)} for role, c in v.items()} for k, v in found.items()}
+        json.dump({k: {**v, "pipes": cycles[k]} for k, v in counts.items()}, sys.stdout)
         return
     for role in next(iter(found.values())):
-        print(f"\n| {role} | " + " | ".join(found) + " |")
-        print("|---" * (len(found) + 1) + "|")
-        names = [name for name, _ in CLASSES] + ["other"]
-        for name in names:
-            row = [v[role][name] for v in found.values()]
-            if any(row):
-                print(f"| {name} | " + " | ".join(map(str, row)) + " |")
-        print("| **total** | " + " | ".join(str(total(v[role])) for v in found.values()) + " |")
+        columns = {k: {**v[role], "**total**": total(v[role])} for k, v in found.items()}
+        table(role, [*(name for name, _ in CLASSES), "other", "UR spill/fill", "**total**"], columns)
+    table("cycles of a 256 x 128 step", [*next(iter(cycles.values()))], cycles)
 
 
 if __name__ == "__main__":

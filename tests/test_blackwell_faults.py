@@ -100,11 +100,13 @@ def mutants(text):
 
 def cases():
     """Tiles of which one is half empty, more of them than CTAs, a ring that wraps, a batch that ends inside a block;
-    and tiles of one block alone."""
+    tiles of one block alone; and two tiles that have the same blocks."""
     q, k, v = hashed((1, 3, 300, 128), (1, 1, 700, 128), (1, 1, 700, 128), dtype=torch.bfloat16)
     yield (q, 4 * k, v), {"hi": 420, "lo": 0, "len_kv_of": torch.tensor([601], dtype=torch.int32)}
     q, k, v = hashed((2, 1, 600, 128), (2, 1, 100, 128), (2, 1, 100, 128), dtype=torch.bfloat16, seed=1)
     yield (q, k, v), {}
+    q, k, v = hashed((1, 2, 256, 128), (1, 2, 500, 128), (1, 2, 500, 128), dtype=torch.bfloat16, seed=2)
+    yield (q, 4 * k, v), {}
 
 
 def objection(text, runs):

@@ -70,6 +70,7 @@ enum {
     ROW = 2 * COLUMNS,
     ROW_V = 2 * COLUMNS_V,
     FRAGMENT = 32, // columns of S that a warp loads at once
+    FRAGMENTS = BLOCK_KV / FRAGMENT,
 };
 static_assert(D % COLUMNS == 0 && V_COLUMNS % COLUMNS_V == 0 && DV % 16 == 0, "whole slabs, and N of P V");
 
@@ -256,6 +257,12 @@ FA4_DEVICE void leave_tmem()
     if (CTAS == 1) bar_arrive(BARRIER_TMEM, TMEM_THREADS);
 }
 
+// The lanes of tensor memory that a warp may read and write, as part of an address.
+FA4_DEVICE uint32_t tmem_lanes(int warp)
+{
+    return (uint32_t)(32 * (warp % WARPS)) << 16;
+}
+
 // ---- Load
 
 FA4_DEVICE void arrive_expect(uint32_t mbar, uint32_t bytes)
@@ -390,7 +397,7 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
         auto scores = [&](int t, uint32_t stage) {
             const uint64_t k = k_smem + ring_offset(stage, true) / UNIT;
             uint64_t q = q_smem + q_offset(t) / UNIT;
-            if (D > 128 && t > 0) forget(q); // there are not enough uniform registers for the descriptors of both tiles
+            if (D > 128) forget(q); // there are not enough uniform registers for all of Q's descriptors
 #pragma unroll
             for (int i = 0; i < D / 16; i++) {
                 const int slab = i / (COLUMNS / 16), inside = i % (COLUMNS / 16) * 32;
@@ -404,7 +411,7 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
             const uint64_t v = v_smem + ring_offset(stage, false) / UNIT;
             const uint32_t o = tmem + TMEM_O + t * DV;
             uint32_t p = tmem + TMEM_S + t * BLOCK_KV + TMEM_P;
-            if (D > 64 && D <= 128) forget(p); // nor for Q's and all of P
+            if (D > 64 && D <= 128) forget(p); // nor for Q's and all that point to P
             wait_tmem(&s.p_full[t], p_parity >> t & 1);
             tcgen05_fence_after_thread_sync();
 #pragma unroll
@@ -505,50 +512,26 @@ FA4_DEVICE constexpr bool emulated(int i)
     return i < 48 && (i + 1) * (SHAPE.emulated / 2) / 48 != i * (SHAPE.emulated / 2) / 48;
 }
 
-// Hides keys outside [begin, end), counted from the block's first.
-FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV], int begin, int end)
+// Of a fragment of a row's scores hides keys outside [begin, end), counted from the fragment's first.
+FA4_DEVICE void hide(float *s, int begin, int end)
 {
+    const uint32_t visible = shr(0xffffffff, max(FRAGMENT - end, 0)) & shl(0xffffffff, max(begin, 0));
 #pragma unroll
-    for (int part = 0; part < BLOCK_KV; part += 32) {
-        const uint32_t visible = shr(0xffffffff, max(part + 32 - end, 0)) & shl(0xffffffff, max(begin - part, 0));
-#pragma unroll
-        for (int i = 0; i < 32; i++) s[part + i] = visible >> i & 1 ? s[part + i] : -INFINITY;
-    }
+    for (int i = 0; i < FRAGMENT; i++) s[i] = visible >> i & 1 ? s[i] : -INFINITY;
 }
 
-FA4_DEVICE float maximum(const float (&s)[BLOCK_KV], float m)
+// warp: of the tile's.
+FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t, int warp)
 {
-    float largest[4] = {m, s[1], s[2], s[3]};
-    largest[0] = max_nan(largest[0], s[0]);
-#pragma unroll
-    for (int i = 4; i < BLOCK_KV; i += 8)
-#pragma unroll
-        for (int a = 0; a < 4; a++)
-            largest[a] =
-                i + 4 < BLOCK_KV ? max3_nan(largest[a], s[i + a], s[i + 4 + a]) : max_nan(largest[a], s[i + a]);
-    return max3_nan(max_nan(largest[0], largest[1]), largest[2], largest[3]);
-}
-
-FA4_DEVICE float sum(const float (&p)[BLOCK_KV])
-{
-    pair sums[4];
-#pragma unroll
-    for (int a = 0; a < 4; a++) sums[a] = pack(p[2 * a], p[2 * a + 1]);
-#pragma unroll
-    for (int i = 8; i < BLOCK_KV; i += 2) sums[i / 2 % 4] = add_rn_ftz_f32x2(sums[i / 2 % 4], pack(p[i], p[i + 1]));
-    float x, y;
-    unpack(x, y, add_rn_ftz_f32x2(add_rn_ftz_f32x2(sums[0], sums[1]), add_rn_ftz_f32x2(sums[2], sums[3])));
-    return x + y;
-}
-
-FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t)
-{
-    const int warp = threadIdx.x / 32 % WARPS, row = threadIdx.x % BLOCK_Q;
-    const uint32_t lanes = (uint32_t)(32 * warp) << 16;
-    const uint32_t s_tmem = lanes + TMEM_S + t * BLOCK_KV, p_tmem = s_tmem + TMEM_P;
+    const int row = threadIdx.x % BLOCK_Q;
+    const uint32_t s_tmem = tmem_lanes(warp) + TMEM_S + t * BLOCK_KV, p_tmem = s_tmem + TMEM_P;
     const uint32_t stats = BARRIER_STATS + WARPS * t + warp;
     const float scale_log2 = args.scale_log2;
-    uint32_t s_parity = 0, stats_parity = 1;
+    // A row's maximum before its first key: finite, so that -inf minus it is -inf and hidden keys have a weight of 0.
+    const float lowest = -1e38f * rcp_approx_ftz(fmaxf(1, scale_log2));
+    // Of both barriers: each has a phase a block, and stats_empty is waited for from the second block of a tile to
+    // after the last, one phase late.
+    uint32_t parity = 0;
 
     for_each_work(args, [&](const work &w) {
         const blocks n = blocks_of(args, w, t);
@@ -559,76 +542,116 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t)
         const int first = w.first_row(t) >> args.pack_log2, last = w.first_row(t) + BLOCK_Q - 1 >> args.pack_log2;
         const int plain_begin = (max(0, last + args.lo) + BLOCK_KV - 1) / BLOCK_KV;
         const int plain_end = max(0, min(w.len_kv, first + args.hi + 1)) / BLOCK_KV;
+        // The same of the warp's rows: some of them sees keys in [some_begin, some_end), all of them see all fragments
+        // that begin in whole_keys keys from all_begin.
+        const int first_of_warp = w.first_row(t) + 32 * warp >> args.pack_log2,
+                  last_of_warp = w.first_row(t) + 32 * warp + 31 >> args.pack_log2;
+        const int some_begin = first_of_warp + args.lo, some_end = min(w.len_kv, last_of_warp + args.hi + 1);
+        const int all_begin = last_of_warp + args.lo, all_end = min(w.len_kv, first_of_warp + args.hi + 1);
+        const uint32_t whole_keys = max(0, all_end - FRAGMENT + 1 - all_begin);
 
-        float m = -INFINITY, l = 0;
+        float m = lowest;
+        pair l; // of even and odd keys
         auto tell = [&](float x) {
-            mbarrier_wait(shared_address(&sm.stats_empty[t]), stats_parity);
-            stats_parity ^= 1;
+            mbarrier_wait(shared_address(&sm.stats_empty[t]), parity);
             sm.factor[t][row] = x;
         };
         auto step = [&](int block, bool first, bool masked) {
             float s[BLOCK_KV];
-            wait_tmem(&sm.s_full[t], s_parity);
-            s_parity ^= 1;
+            wait_tmem(&sm.s_full[t], parity);
             tcgen05_fence_after_thread_sync();
 #pragma unroll
-            for (int f = 0; f < BLOCK_KV / FRAGMENT; f++)
-                tcgen05_ld_32x32b_x32(s + f * FRAGMENT, s_tmem + f * FRAGMENT);
+            for (int f = 0; f < FRAGMENTS; f++) tcgen05_ld_32x32b_x32(s + f * FRAGMENT, s_tmem + f * FRAGMENT);
             tcgen05_wait_ld();
-            if (masked) mask_scores(s, key_begin - block * BLOCK_KV, key_end - block * BLOCK_KV);
+
+            // Whether some row of the warp sees a key of the fragment.
+            bool seen[FRAGMENTS];
+            float largest[4] = {m, m, m, m};
+#pragma unroll
+            for (int f = 0; f < FRAGMENTS; f++) {
+                const int key = block * BLOCK_KV + f * FRAGMENT;
+                seen[f] = !masked || (key < some_end) & (key > some_begin - FRAGMENT);
+                if (!seen[f]) continue;
+                const bool whole = !masked || (uint32_t)(key - all_begin) < whole_keys;
+                if (!whole) hide(s + f * FRAGMENT, key_begin - key, key_end - key);
+#pragma unroll
+                for (int i = f * FRAGMENT; i < (f + 1) * FRAGMENT; i += 8)
+#pragma unroll
+                    for (int a = 0; a < 4; a++) largest[a] = max3_nan(largest[a], s[i + a], s[i + 4 + a]);
+            }
 
             // m follows the true maximum only when that has grown by more than 2^8: until then the factor is exactly 1
             // and O can stay as it is, weights stay under 2^8, and the last division makes up for it.
-            const float m_block = maximum(s, m);
+            const float m_block = max3_nan(max_nan(largest[0], largest[1]), largest[2], largest[3]);
             float factor = 1;
             if (first) {
                 m = m_block;
             } else {
-                const float grown = (m - m_block) * scale_log2; // NaN while there is no key: -inf - -inf
+                const float grown = (m - m_block) * scale_log2;
                 const bool keep = grown >= -8;
-                const bool none = m_block == -INFINITY;
-                factor = keep || none ? 1 : ex2_approx_ftz(grown);
+                factor = keep ? 1 : ex2_approx_ftz(grown);
                 m = keep ? m : m_block;
                 tell(factor);
                 __syncwarp();
                 bar_arrive(stats, 64);
             }
-            const float m_used = m == -INFINITY ? 0 : m * scale_log2;
-            const pair scale2 = pack(scale_log2, scale_log2), minus_m = pack(-m_used, -m_used);
+            parity ^= 1;
+            const float minus = -m * scale_log2;
+            const pair scale2 = pack(scale_log2, scale_log2), minus_m = pack(minus, minus);
 #pragma unroll
-            for (int f = 0; f < BLOCK_KV / FRAGMENT; f++) {
-                uint32_t p[FRAGMENT / 2];
+            for (int f = 0; f < FRAGMENTS; f++) {
+                uint32_t p[FRAGMENT / 2] = {};
+                if (seen[f]) {
 #pragma unroll
-                for (int j = 0; j < FRAGMENT / 2; j++) {
-                    float &x = s[f * FRAGMENT + 2 * j], &y = s[f * FRAGMENT + 2 * j + 1];
-                    unpack(x, y, fma_rn_ftz_f32x2(pack(x, y), scale2, minus_m));
-                    if (emulated(f * FRAGMENT / 2 + j))
-                        exp2_emulated(x, y);
-                    else
-                        x = ex2_approx_ftz(x), y = ex2_approx_ftz(y);
-                    p[j] = cvt_rn_16x2(x, y);
+                    for (int j = 0; j < FRAGMENT / 2; j++) {
+                        float &x = s[f * FRAGMENT + 2 * j], &y = s[f * FRAGMENT + 2 * j + 1];
+                        unpack(x, y, fma_rn_ftz_f32x2(pack(x, y), scale2, minus_m));
+                        if (emulated(f * FRAGMENT / 2 + j))
+                            exp2_emulated(x, y);
+                        else
+                            x = ex2_approx_ftz(x), y = ex2_approx_ftz(y);
+                        p[j] = cvt_rn_16x2(x, y);
+                    }
+                    tcgen05_st_32x32b_x16(p_tmem + f * FRAGMENT / 2, p);
+                } else {
+                    tcgen05_st_32x32b_x16(p_tmem + f * FRAGMENT / 2, p);
                 }
-                tcgen05_st_32x32b_x16(p_tmem + f * FRAGMENT / 2, p);
-                if (f == BLOCK_KV / FRAGMENT - 2 || f == BLOCK_KV / FRAGMENT - 1) {
+                if (f == FRAGMENTS - 2 || f == FRAGMENTS - 1) {
                     tcgen05_wait_st();
                     tcgen05_fence_before_thread_sync();
-                    tell_mma(f == BLOCK_KV / FRAGMENT - 2 ? &sm.p_full[t] : &sm.p_last[t]);
+                    tell_mma(f == FRAGMENTS - 2 ? &sm.p_full[t] : &sm.p_last[t]);
                 }
             }
-            l = first ? sum(s) : l * factor + sum(s);
+            pair sums[4] = {};
+#pragma unroll
+            for (int f = 0; f < FRAGMENTS; f++) {
+                if (!seen[f]) continue;
+#pragma unroll
+                for (int j = 0; j < FRAGMENT / 2; j++) {
+                    const pair x = pack(s[f * FRAGMENT + 2 * j], s[f * FRAGMENT + 2 * j + 1]);
+                    sums[j % 4] = !masked && f == 0 && j < 4 ? x : add_rn_ftz_f32x2(sums[j % 4], x);
+                }
+            }
+            const pair of_block =
+                add_rn_ftz_f32x2(add_rn_ftz_f32x2(sums[0], sums[1]), add_rn_ftz_f32x2(sums[2], sums[3]));
+            l = first ? of_block : fma_rn_ftz_f32x2(l, pack(factor, factor), of_block);
         };
 
         step(n.end - 1, true, true);
         int block = n.end - 2;
 #pragma unroll 1
         while (block >= n.begin) {
+            const bool plain_below = block >= plain_begin && plain_begin < plain_end;
+            const int masked_end = plain_below ? max(n.begin, plain_end) : n.begin;
 #pragma unroll 1
-            for (; block >= n.begin && (block >= plain_end || block < plain_begin); block--) step(block, false, true);
+            for (; block >= masked_end; block--) step(block, false, true);
 #pragma unroll 1
-            for (; block >= max(n.begin, plain_begin) && block < plain_end; block--) step(block, false, false);
+            for (; block >= max(n.begin, plain_begin); block--) step(block, false, false);
         }
 
-        tell(l);
+        float l_even, l_odd;
+        unpack(l_even, l_odd, l);
+        tell(l_even + l_odd);
         sm.row_max[t][row] = m;
         __syncwarp();
         bar_arrive(stats, 64);
@@ -638,10 +661,10 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t)
 
 // ---- Correction
 
-FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
+FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args, int warp)
 {
-    const int warp = threadIdx.x / 32 % WARPS, row = threadIdx.x % BLOCK_Q;
-    const uint32_t lanes = (uint32_t)(32 * warp) << 16;
+    const int row = threadIdx.x % BLOCK_Q;
+    const uint32_t lanes = tmem_lanes(warp);
     // Where both tiles have one place, tile 0's turn is first.
     uint32_t o_parity = 0, out_parity = SHAPE.o_places == 1 ? 1 : 3;
 
@@ -650,34 +673,50 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
 
     for_each_work(args, [&](const work &w) {
         const both_blocks n = both_blocks_of(args, w);
-#pragma unroll 1
-        for (int block = n.all.end - 2; block >= n.all.begin; block--) {
+        // A block but the first of a tile.
+        auto step = [&](int t) {
+            bar_sync(BARRIER_STATS + WARPS * t + warp, 64);
+            const float factor = sm.factor[t][row];
+            arrive_warp(&sm.stats_empty[t]);
+            // S of this block is complete, so is all that was added to O before.
+            if (__any_sync(0xffffffff, factor != 1)) {
+                tcgen05_fence_after_thread_sync();
+                uint32_t o_tmem = lanes + TMEM_O + t * DV;
+                forget(o_tmem);
+                const pair factor2 = pack(factor, factor);
 #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                if (!n.of[t].has(block) || block == n.of[t].end - 1) continue;
-                bar_sync(BARRIER_STATS + WARPS * t + warp, 64);
-                const float factor = sm.factor[t][row];
-                arrive_warp(&sm.stats_empty[t]);
-                // S of this block is complete, so is all that was added to O before.
-                if (__any_sync(0xffffffff, factor != 1)) {
-                    tcgen05_fence_after_thread_sync();
-                    const uint32_t o_tmem = lanes + TMEM_O + t * DV;
-                    const pair factor2 = pack(factor, factor);
+                for (int c = 0; c < DV; c += FRAGMENT) {
+                    float o[FRAGMENT];
+                    tcgen05_ld_32x32b_x32(o, o_tmem + c);
+                    tcgen05_wait_ld();
 #pragma unroll
-                    for (int c = 0; c < DV; c += 16) {
-                        float o[16];
-                        tcgen05_ld_32x32b_x16(o, o_tmem + c);
-                        tcgen05_wait_ld();
-#pragma unroll
-                        for (int i = 0; i < 16; i += 2)
-                            unpack(o[i], o[i + 1], mul_rn_ftz_f32x2(pack(o[i], o[i + 1]), factor2));
-                        tcgen05_st_32x32b_x16(o_tmem + c, o);
-                    }
-                    tcgen05_wait_st();
-                    tcgen05_fence_before_thread_sync();
+                    for (int i = 0; i < FRAGMENT; i += 2)
+                        unpack(o[i], o[i + 1], mul_rn_ftz_f32x2(pack(o[i], o[i + 1]), factor2));
+                    tcgen05_st_32x32b_x32(o_tmem + c, o);
                 }
-                tell_mma(&sm.p_full[t]);
+                tcgen05_wait_st();
+                tcgen05_fence_before_thread_sync();
             }
+            tell_mma(&sm.p_full[t]);
+        };
+        // Blocks that both tiles have, and neither first.
+        const int both_begin = max(n.of[0].begin, n.of[1].begin), both_end = min(n.of[0].end, n.of[1].end) - 1;
+        int block = n.all.end - 2;
+#pragma unroll 1
+        while (block >= n.all.begin) {
+            const bool both_below = block >= both_begin && both_begin < both_end;
+            const int single_end = both_below ? max(n.all.begin, both_end) : n.all.begin;
+#pragma unroll 1
+            for (; block >= single_end; block--)
+#pragma unroll 1
+                for (int t = 0; t < TILES; t++) {
+                    const blocks of = t == 0 ? n.of[0] : n.of[1];
+                    if (of.has(block) && block != of.end - 1) step(t);
+                }
+#pragma unroll 1
+            for (; block >= max(n.all.begin, both_begin); block--)
+#pragma unroll
+                for (int t = 0; t < TILES; t++) step(t);
         }
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
@@ -693,7 +732,7 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
             }
             // A row that sees no key is 0 by definition, whatever 0 times its values would be.
             const bool sees = max(0, i + args.lo) < min(w.len_kv, i + args.hi + 1);
-            const float inverse = 1 / l;
+            const float inverse = rcp_approx_ftz(l);
             if (i < args.len_q)
                 args.lse[w.tile.batch * args.stride_lse[0] + head * args.stride_lse[1] + i * args.stride_lse[2]] =
                     l == 0 ? -INFINITY : (m * args.scale_log2 + lg2_approx_ftz(l)) * 0.693147180559945309f;
@@ -705,21 +744,31 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args)
             }
             mbarrier_wait(shared_address(&sm.out_empty[t]), out_parity >> t & 1);
             out_parity ^= 1u << t;
-            uint32_t out = shared_address(sm.queries) + o_offset(t) + row * ROW_V,
-                     swizzle = ROW_V == 128 ? row % 8 : row / 2 % 4;
-            forget(out); // of all slabs at once they would be spilled
-            forget(swizzle);
+            // The swizzle of a slab: the 16-byte unit of a row, XOR the row (of 128 bytes) modulo 8.
+            const uint32_t swizzle = ROW_V == 128 ? row % 8 : row / 2 % 4;
+            uint32_t out = shared_address(sm.queries) + o_offset(t) + row * ROW_V;
+            auto put = [&](int c, uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3) {
+                const uint32_t unit = c % COLUMNS_V / 8;
+                st_shared_v4(out + c / COLUMNS_V * BLOCK_Q * ROW_V + (unit ^ swizzle) * 16, x0, x1, x2, x3);
+            };
+            forget(out); // the addresses of all slabs at once would be spilled
+            if (empty) {
 #pragma unroll
-            for (int c = 0; c < DV; c += 16) {
-                float o[16];
-                if (!empty) tcgen05_ld_32x32b_x16(o, lanes + TMEM_O + t * DV + c);
-                uint32_t x[8];
+                for (int c = 0; c < DV; c += 8) put(c, 0, 0, 0, 0);
+            } else {
+                uint32_t o_tmem = lanes + TMEM_O + t * DV;
+                forget(o_tmem);
 #pragma unroll
-                for (int e = 0; e < 8; e++) x[e] = sees ? cvt_rn_16x2(o[2 * e] * inverse, o[2 * e + 1] * inverse) : 0;
-                // The slab's swizzle: the 16-byte unit of a row, XOR the row (of 128 bytes) modulo 8.
-                const uint32_t slab = out + c / COLUMNS_V * BLOCK_Q * ROW_V, unit = c % COLUMNS_V / 8;
-                st_shared_v4(slab + (unit ^ swizzle) * 16, x[0], x[1], x[2], x[3]);
-                st_shared_v4(slab + (unit + 1 ^ swizzle) * 16, x[4], x[5], x[6], x[7]);
+                for (int c = 0; c < DV; c += FRAGMENT) {
+                    float o[FRAGMENT];
+                    tcgen05_ld_32x32b_x32(o, o_tmem + c);
+                    uint32_t x[FRAGMENT / 2];
+#pragma unroll
+                    for (int e = 0; e < FRAGMENT / 2; e++)
+                        x[e] = sees ? cvt_rn_16x2(o[2 * e] * inverse, o[2 * e + 1] * inverse) : 0;
+#pragma unroll
+                    for (int e = 0; e < FRAGMENT / 2; e += 4) put(c + 2 * e, x[e], x[e + 1], x[e + 2], x[e + 3]);
+                }
             }
             fence_proxy_async_shared();
             if (!empty) {
@@ -828,14 +877,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     } else if (warp >= WARP_CORRECTION) {
         setmaxnreg_dec(REGISTERS_CORRECTION);
-        correction_warps(s, args);
+        correction_warps(s, args, warp % WARPS);
     } else {
         setmaxnreg_inc(REGISTERS_SOFTMAX);
-        softmax_warps(s, args, warp / WARPS);
+        softmax_warps(s, args, warp / WARPS, warp % WARPS);
     }
     if (CTAS == 1) return;
     // Neither CTA ends, or gives tensor memory back, before both have done all that signals the other.
     __syncwarp();
     barrier_cluster();
-    if (warp == WARP_MMA) give_back_tmem(s);
+    if (threadIdx.x / 32 == WARP_MMA) give_back_tmem(s); // not warp, which would take a register all the time
 }

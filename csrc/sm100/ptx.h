@@ -96,12 +96,13 @@ FA4_DEVICE void tcgen05_st_32x32b_x16(uint32_t tmem, const uint32_t *a)
                  : "memory");
 }
 
-FA4_DEVICE void tcgen05_st_32x32b_x16(uint32_t tmem, const float *a)
+FA4_DEVICE void tcgen05_st_32x32b_x32(uint32_t tmem, const float *a)
 {
-    asm volatile("tcgen05.st.sync.aligned.32x32b.x16.b32 [%0], "
-                 "{%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16};"
+    asm volatile("tcgen05.st.sync.aligned.32x32b.x32.b32 [%0], "
+                 "{%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,"
+                 "%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32};"
                  :
-                 : "r"(tmem), FA4_16(FA4_IN_F, 0)
+                 : "r"(tmem), FA4_16(FA4_IN_F, 0), FA4_16(FA4_IN_F, 16)
                  : "memory");
 }
 
