@@ -1,0 +1,81 @@
+"""What the machine code of the Hopper kernels must be, whatever compiled it.
+
+wgmma reads the registers of its first operand while it runs, but neither compiler knows that they are in use until the
+wait: they may give them to something else. A kernel whose code has that is wrong on the chip, and right in the
+simulator, which runs PTX.
+"""
+
+import functools
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+import sass  # noqa: E402
+
+CUBINS = sorted((ROOT / "build" / "ptx").glob("fa4_sm90_*.cubin"))
+if not CUBINS:
+    pytest.skip("the build found no nvcc: there are no kernels", allow_module_level=True)
+try:
+    sass.disassembler()
+except FileNotFoundError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+instructions = functools.cache(sass.instructions)
+each_kernel = pytest.mark.parametrize("cubin", CUBINS, ids=lambda path: path.stem.removeprefix("fa4_sm90_fwd_"))
+
+
+def overwritten(listing):
+    """Instructions that write a register which a wgmma started before them may still read."""
+    groups, group, found = [], set(), []  # registers that each group of products reads, oldest first
+    for i in listing:
+        if i.opcode.startswith("HGMMA"):
+            if operand := re.match(r"R\d+, R(\d+), gdesc", i.text):
+                group |= set(range(int(operand[1]), int(operand[1]) + 4))
+            if "gsb0" in i.text:
+                groups, group = [*groups, group], set()
+            continue
+        if i.opcode.startswith("WARPGROUP.DEPBAR"):
+            pending = int(re.search(r"gsb0, 0x(\d+)", i.text)[1])
+            groups = groups[len(groups) - pending :] if pending else []
+            continue
+        written = re.match(r"R(\d+)\b", i.text)
+        if written and not i.opcode.startswith(("ST", "BAR", "SYNCS", "RED", "UTMA")):
+            width = {"64": 2, "128": 4}.get(i.opcode.rpartition(".")[2], 1)
+            if set(range(int(written[1]), int(written[1]) + width)) & group.union(*groups):
+                found.append(i)
+    return found
+
+
+@each_kernel
+def test_nothing_overwrites_what_a_product_still_reads(cubin):
+    listing = instructions(cubin)
+    assert sum(i.opcode.startswith("HGMMA") and ", gdesc" in i.text for i in listing) >= 8
+    assert not overwritten(listing)
+
+
+def test_what_is_overwritten_is_found():
+    def listing(*lines):
+        return [sass.Instruction(16 * n, "", *line.split(" ", 1)) for n, line in enumerate(lines)]
+
+    first = "HGMMA.64x128x16.F32.BF16 R24, R152, gdesc[UR4].tnspB, R24"
+    last = "HGMMA.64x128x16.F32.BF16 R24, R156, gdesc[UR4].tnspB, R24, gsb0"
+    wait = "WARPGROUP.DEPBAR.LE gsb0, 0x"
+    assert overwritten(listing(first, last, "MUFU.EX2 R155, R8"))
+    assert overwritten(listing(first, last, "LDS.128 R150, [R8]"))
+    assert overwritten(listing(first, last, wait + "1", "MOV R159, R8"))
+    assert overwritten(listing(first, "MOV R152, R8"))
+    assert not overwritten(listing(first, last, "MOV R160, R152", "STS [R152], R8"))
+    assert not overwritten(listing(first, last, wait + "0", "MOV R152, R8"))
+
+
+@each_kernel
+def test_instructions(cubin):
+    """The tensor cores' and the copies' own, registers handed over, nothing in local memory, and no older tensor core
+    instruction."""
+    opcodes = {i.opcode.split(".")[0] for i in instructions(cubin)}
+    assert opcodes >= {"HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "SYNCS", "STSM"}
+    assert not opcodes & {"STL", "LDL", "HMMA"}
