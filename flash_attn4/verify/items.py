@@ -43,7 +43,7 @@ def sources(root: Path, capability: int) -> dict[str, str]:
 
 
 def all_items(root: Path, capability: int, multiprocessors: int) -> list[Item]:
-    asked = [Item(f"probe_{p.name}", probe=p) for p in probes(multiprocessors, capability >= 100)]
+    asked = [Item(f"probe_{p.name}", probe=p) for p in probes(multiprocessors, capability)]
     # What ends in an error comes last of the probes: each takes its process with it.
     asked.sort(key=lambda item: item.probe.faults)
     return asked + [Item(f"forward_{c.name}", call=c) for c in calls(root, capability)]

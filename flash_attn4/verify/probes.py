@@ -36,6 +36,7 @@ NOT_PROBED = {
 }
 
 NO_KERNEL = "not used by any kernel"
+BOTH = ("Hopper", "Blackwell")
 BLANK = 0x5A5A5A5A  # of results that nobody has written
 SHARED = 129 * 1024
 
@@ -71,7 +72,7 @@ class Probe:
     faults: bool = False  # the launch must end in an error
     races: bool = False  # one run proves little
     practice: bool = False  # goes beyond the manual, which a simulator of it must be told
-    blackwell: bool = True  # False: Hopper has it too
+    chips: tuple = ("Blackwell",)
 
     @property
     def part(self) -> str | None:
@@ -438,6 +439,49 @@ def pairs():
     )  # fmt: skip
 
 
+# ---- Hopper
+
+
+def hopper_product(name, assumes, used_by, a: Operand, b: Operand, a_in_registers=False):
+    """64 rows of A, 64 of B, on one warpgroup: the layouts that Blackwell's products are asked about, where they are
+    known."""
+    rng = random(a.depth + b.depth)
+    values = [rng.integers(-3, 4, (64, a.depth)).astype(np.float32) for _ in range(2)]
+    a_image = np.zeros(0, np.uint8) if a_in_registers else a.image(bf16(values[0]))
+    b_image = b.image(bf16(values[1]))
+    given = np.concatenate([words(a_image), words(b_image), words(bf16(values[0]))])
+    t, i = np.meshgrid(np.arange(128), np.arange(32), indexing="ij")
+    row, column = t // 32 * 16 + t % 32 // 4 + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * (t % 4) + (i & 1)
+    expected = (values[0] @ values[1].T).astype(np.float32)[row, column].view(np.uint32)
+
+    def descriptor(operand):
+        lbo, sbo = operand.strides
+        return sbo >> 4 | operand.base_offset << 17 | {0: 0, 128: 1, 64: 2, 32: 3}[
+            operand.swizzle
+        ] << 30, lbo >> 4 << 16
+
+    numbers = ((len(a_image) + len(b_image)) // 16, a.depth // 16, a.start, *descriptor(a), *a.steps)
+    numbers += (len(a_image) + b.start, *descriptor(b), *b.steps)
+    kernel = "fa4_probe_wgmma_registers" if a_in_registers else "fa4_probe_wgmma"
+    return Probe(f"wgmma_{name}", "2", assumes, used_by, kernel, given, expected, numbers, ("thread", "register"),
+                 chips=("Hopper",))  # fmt: skip
+
+
+def hopper_products():
+    s, o = "scores of the Hopper forward", "output of the Hopper forward"
+    yield hopper_product("scores_128", "wgmma reads K-major tiles of 128-byte rows as they are swizzled", s,
+                         Operand(64, 128, 128), Operand(64, 128, 128))  # fmt: skip
+    yield hopper_product("scores_64", "wgmma reads K-major tiles of 64-byte rows as they are swizzled", s,
+                         Operand(64, 96, 64), Operand(64, 96, 64))  # fmt: skip
+    for swizzle in (128, 64):
+        yield hopper_product(f"output_{swizzle}", f"wgmma reads N-major tiles of {swizzle}-byte rows", o,
+                             Operand(64, 128, 0), Operand(64, 128, swizzle, False), a_in_registers=True)  # fmt: skip
+    yield hopper_product("inside_an_atom", "wgmma's swizzle follows bits of the absolute address", NO_KERNEL,
+                         Operand(64, 32, 128, start=384), Operand(64, 32, 128, start=640))  # fmt: skip
+    yield hopper_product("base_offset", "wgmma subtracts the base offset from the row that a swizzle takes", NO_KERNEL,
+                         Operand(64, 16, 128, base_offset=3), Operand(64, 16, 128, base_offset=1))  # fmt: skip
+
+
 # ---- Tensor memory
 
 
@@ -563,7 +607,7 @@ def arithmetic():
         [0.0, -0.0, inf, -inf, nan, 1.0, -1.0, 2.0**-127, -(2.0**-140), 3e38, -3e38, 2.0**-126], np.float32
     )
 
-    def ask(number, name, assumes, used_by, operands, expected, agrees=None, blackwell=False):
+    def ask(number, name, assumes, used_by, operands, expected, agrees=None, chips=BOTH):
         """operands: up to six columns; expected: one or two columns of bits, or exact values with agrees."""
         given = np.zeros((len(operands[0]), 6), np.float32)
         for i, column in enumerate(operands):
@@ -573,7 +617,7 @@ def arithmetic():
             with np.errstate(over="ignore", invalid="ignore"):
                 bits[:, i] = column.astype(np.float32).view(np.uint32) if column.dtype.kind == "f" else column
         return Probe(name, "7", assumes, used_by, "fa4_probe_arithmetic", words(given), bits, (len(given), number),
-                     ("row", "result"), agrees, grid=2, blackwell=blackwell)  # fmt: skip
+                     ("row", "result"), agrees, grid=2, chips=chips)  # fmt: skip
 
     x = np.concatenate([special, rng.uniform(-140, 3, 4000), np.arange(-149, 128)]).astype(np.float32)
     with np.errstate(all="ignore"):
@@ -605,8 +649,9 @@ def arithmetic():
                   [a, b], [np.where(np.isnan(a) & np.isnan(b), canonical, least)])  # fmt: skip
         a3, b3, c3 = np.repeat(a, len(special)), np.repeat(b, len(special)), np.tile(special, len(a))
         none = np.isnan(a3) | np.isnan(b3) | np.isnan(c3)
+        largest = larger(larger(a3, b3), c3)
         yield ask(12, "max3_nan", "max.NaN.f32 of three gives NaN when one of them is", "the row maximum",
-                  [a3, b3, c3], [np.where(none, canonical, larger(larger(a3, b3), c3))], blackwell=True)  # fmt: skip
+                  [a3, b3, c3], [np.where(none, canonical, largest)], chips=("Blackwell",))  # fmt: skip
 
     a = np.concatenate([special, rng.standard_normal(500), 2.0 ** rng.uniform(-26, 17, 500)]).astype(np.float32)
     b = np.roll(a, 3)
@@ -625,7 +670,7 @@ def arithmetic():
         return flush(y.astype(np.float32))
 
     def pair_of(number, name, assumes, used_by, operands, low, high):
-        return ask(number, name, assumes, used_by, operands, [low, high], blackwell=True)
+        return ask(number, name, assumes, used_by, operands, [low, high], chips=("Blackwell",))
 
     yield pair_of(8, "fma_f32x2", "fma.rn.ftz.f32x2 rounds each half once", "scaled scores, the cubic", x,
                   rounded(long[0] * long[2] + long[4]), rounded(long[1] * long[3] + long[5]))  # fmt: skip
@@ -681,7 +726,7 @@ def copies(multiprocessors):
                 f"load_{swizzle}_{what}", "1", f"a tensor copy of {swizzle}-byte rows: {text}", "loads of K and V",
                 "fa4_probe_load", words(data), words(swizzled(box(data, 1, 1, row, column, 128, columns), swizzle)),
                 (column, row, 1, 1, 0, 128 * swizzle), ("word",),
-                maps=(Map("in", (dim, length, heads, batch), strides, (columns, 128, 1, 1), swizzle),), blackwell=False,
+                maps=(Map("in", (dim, length, heads, batch), strides, (columns, 128, 1, 1), swizzle),), chips=BOTH,
             )  # fmt: skip
         tile = rng.integers(0, 1 << 16, (128, columns), dtype=np.uint16)
         before = rng.integers(0, 1 << 16, (batch, heads, length, dim), dtype=np.uint16)
@@ -691,7 +736,7 @@ def copies(multiprocessors):
             f"store_{swizzle}", "1", f"a tensor copy to memory of {swizzle}-byte rows drops what is past the end",
             "the store of O", "fa4_probe_store", words(swizzled(tile, swizzle)), words(after),
             (columns, 128, 0, 1, 0, 128 * swizzle), ("word",), before=words(before),
-            maps=(Map("out", (dim, length, heads, batch), strides, (columns, 128, 1, 1), swizzle),), blackwell=False,
+            maps=(Map("out", (dim, length, heads, batch), strides, (columns, 128, 1, 1), swizzle),), chips=BOTH,
         )  # fmt: skip
 
     # [batch, units, len, pack, dim]: 4 heads share the rows of a tile, of 8 heads.
@@ -706,7 +751,7 @@ def copies(multiprocessors):
         "five_dimensions", "1", "tensor copies of five dimensions, heads inside of queries, there and back",
         "Q and O where heads share a tile", "fa4_probe_five_dimensions", words(data), words(after),
         (0, 0, 32, 1, 1, 128 * 128), ("word",), before=words(before),
-        maps=(Map("in", *geometry), Map("out", *geometry)), blackwell=False,
+        maps=(Map("in", *geometry), Map("out", *geometry)), chips=BOTH,
     )  # fmt: skip
 
     tiny = np.array([1e-40, 2.0**-149, -1e-40, 1.0], np.float32)
@@ -716,7 +761,7 @@ def copies(multiprocessors):
     yield Probe(
         "reduce_subnormal", "12", "a bulk addition keeps subnormal numbers (as Hopper) or flushes them (as the manual)",
         NO_KERNEL, "fa4_probe_reduce", words(tiny), kept, axes=("word",), before=words(start),
-        agrees=lambda out: (out == kept) | (out & 0x7FFFFFFF == lost & 0x7FFFFFFF), blackwell=False,
+        agrees=lambda out: (out == kept) | (out & 0x7FFFFFFF == lost & 0x7FFFFFFF), chips=BOTH,
     )  # fmt: skip
 
     rounds = 64
@@ -727,7 +772,7 @@ def copies(multiprocessors):
     yield Probe(
         "overwrite", "14", "reads, then an arrival: a copy that waits for it and overwrites does not show in them",
         NO_KERNEL, "fa4_probe_overwrite", rows.ravel(), np.repeat(sums[None], ctas, 0), (rounds,),
-        ("CTA", "round", "thread"), grid=ctas, races=True, practice=True, blackwell=False,
+        ("CTA", "round", "thread"), grid=ctas, races=True, practice=True, chips=BOTH,
     )  # fmt: skip
 
     data = rng.integers(0, 1 << 16, (1, 1, 64, 64), dtype=np.uint16)
@@ -735,12 +780,12 @@ def copies(multiprocessors):
     yield Probe(
         "fault_unaligned", "11", "a tensor copy whose innermost coordinate is no multiple of 16 bytes ends in an error",
         NO_KERNEL, "fa4_probe_load", words(data), np.zeros(256, np.uint32), (1, 0, 0, 0, 0, 1024), ("word",),
-        maps=(Map("in", *flat),), faults=True, blackwell=False,
+        maps=(Map("in", *flat),), faults=True, chips=BOTH,
     )  # fmt: skip
     yield Probe(
         "fault_negative", "11", "a tensor copy to memory at a negative coordinate ends in an error", NO_KERNEL,
         "fa4_probe_store", words(data), words(data), (0, 0xFFFFFFFF, 0, 0, 0, 1024), ("word",),
-        maps=(Map("out", *flat),), faults=True, blackwell=False,
+        maps=(Map("out", *flat),), faults=True, chips=BOTH,
     )  # fmt: skip
 
 
@@ -754,7 +799,7 @@ def clusters(multiprocessors):
     yield Probe(
         "addresses", "10", "a cluster's shared addresses are rank << 24 | offset: clearing bit 24 gives the even CTA's",
         NO_KERNEL, "fa4_probe_addresses", np.zeros(4, np.uint32), expected, axes=("CTA", "answer"),
-        grid=ctas, cluster=4, blackwell=False,
+        grid=ctas, cluster=4, chips=BOTH,
     )  # fmt: skip
     ctas = 40 * multiprocessors
     yield Probe(
@@ -764,16 +809,18 @@ def clusters(multiprocessors):
     )  # fmt: skip
 
 
-def probes(multiprocessors: int, blackwell: bool) -> list[Probe]:
+def probes(multiprocessors: int, capability: int) -> list[Probe]:
     """All that can be asked of the chip."""
+    chip = "Hopper" if capability == 90 else "Blackwell"
     found = [
         *tensor_memory(multiprocessors),
         *products(),
         *pairs(),
+        *hopper_products(),
         *order(multiprocessors),
         *arithmetic(),
         *copies(multiprocessors),
         *clusters(multiprocessors),
     ]
     assert len({p.name for p in found}) == len(found)
-    return [p for p in found if blackwell or not p.blackwell]
+    return [p for p in found if chip in p.chips]

@@ -79,7 +79,7 @@ def calls(root: Path, capability: int) -> list[Call]:
             add("one_query", 1, 1000, heads=8, heads_kv=2)
             add("long", 300, 8200, hi=7900)
             add("many_queries", 1000, 900, alone=200)  # in pairs of CTAs, where there are such kernels; alone not
-            add("many_tiles", 1500, 1500, batch=3, heads=16, heads_kv=4, hi=0)
+            add("many_tiles", 1300, 1300, batch=2, heads=16, heads_kv=4, hi=0)
     return found
 
 
