@@ -14,7 +14,7 @@ AARCH64_CC=${AARCH64_CC:-aarch64-linux-gnu-gcc}
 QEMU_AARCH64=${QEMU_AARCH64:-qemu-aarch64}
 warnings="-std=c11 -D_POSIX_C_SOURCE=200809L -Wall -Wextra -Wpedantic -Werror"
 
-# compile NAME COMPILER HOST FLAGS: $build/NAME/test_cpu and test_bwd, with the variants that HOST has.
+# compile NAME COMPILER HOST FLAGS: $build/NAME/test_cpu, test_bwd and test_plan, with the variants that HOST has.
 compile() {
     name=$1 compiler=$2 host=$3 flags=$4
     out=$build/$name
@@ -34,6 +34,11 @@ compile() {
         $compiler $warnings $flags "$root/csrc/dispatch.c" "$root/csrc/cpu/cpuid.c" "$root/tests/c/$test.c" "$out"/*.o \
             -o "$out/$test" -lm -pthread
     done
+    # Plans need no kernel.
+    # shellcheck disable=SC2086
+    $compiler $warnings $flags -DFA4_CUDA -include "$root/csrc/verify/no_cpu.h" "$root/csrc/dispatch.c" \
+        "$root/csrc/cpu/cpuid.c" "$root"/csrc/cuda/maps.c "$root"/csrc/cuda/tiles.c "$root"/csrc/*/plan.c \
+        "$root/tests/c/test_plan.c" -o "$out/test_plan" -lm -pthread
 }
 
 for what in ${*:-native address thread aarch64}; do
@@ -44,11 +49,13 @@ for what in ${*:-native address thread aarch64}; do
         compile native "$CC" "$host" "-O3"
         "$build/native/test_cpu" 200
         "$build/native/test_bwd"
+        "$build/native/test_plan" 20000
         ;;
     address)
         compile address "$CC" "$host" "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
         "$build/address/test_cpu" 60
         "$build/address/test_bwd"
+        "$build/address/test_plan" 5000
         ;;
     thread)
         compile thread "$CC" "$host" "-O1 -g -fsanitize=thread"
@@ -63,6 +70,7 @@ for what in ${*:-native address thread aarch64}; do
         compile aarch64 "$AARCH64_CC" aarch64 "-O3 -static"
         "$QEMU_AARCH64" "$build/aarch64/test_cpu" 60
         "$QEMU_AARCH64" "$build/aarch64/test_bwd"
+        "$QEMU_AARCH64" "$build/aarch64/test_plan" 2000
         ;;
     *)
         echo "unknown: $what (native, address, thread or aarch64)"
