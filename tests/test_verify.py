@@ -398,6 +398,23 @@ for name in names:
         assert text in printed
 
 
+def test_a_process_that_ends_before_an_item_begins_does_not_come_back_for_it(command, tmp_path):
+    body = """
+say(device={"name": "script", "compute_capability": "10.0"})
+if "probe_order" in names:
+    raise SystemExit("nothing to plan")
+for name in names:
+    say(begins=name, kernel="k")
+    say(ends=name, result="pass")
+"""
+    command.monkeypatch.setattr(verify, "worker_command", lambda *_: scripted(tmp_path, body))
+    status, document = command("--only", "probe_order", "--only", "probe_ex2")
+    assert status == 1
+    results = {item["name"]: item["result"] for item in document["items"]}
+    assert results == {"probe_order": "error", "probe_order_pair": "pass", "probe_ex2": "pass"}
+    assert "nothing to plan" in document["failed"][0]["detail"]
+
+
 def test_time_runs_out(command, tmp_path):
     body = """
 say(device={"name": "script", "compute_capability": "10.0"})

@@ -1,5 +1,6 @@
 // Debug builds, compiled with -DFA4_BOUNDED_WAITS=<nanoseconds, at most 3e9>: a wait at an mbarrier that takes longer
-// is written down and stops the kernel. ptx.h includes this in place of its own mbarrier_wait.
+// is written down and stops the kernel. ptx.h includes this in place of its own mbarrier_wait. Named and cluster
+// barriers have no wait that gives up; who waits there waits in the end for a warp that is at an mbarrier.
 #ifndef FA4_CUDA_BOUNDED_H
 #define FA4_CUDA_BOUNDED_H
 

@@ -50,7 +50,7 @@ template <bool A_IN_REGISTERS, int B_N_MAJOR> FA4_DEVICE void product(const wgmm
     float d[32] = {};
     for (int i = 0; i < args.steps; i++) {
         const uint64_t b = b0 + i / args.b_inner * args.b_slab + i % args.b_inner * args.b_step;
-        uint32_t a[4];
+        uint32_t a[4] = {};
         if (A_IN_REGISTERS) {
             const uint32_t *words =
                 args.in + args.units * 4; // row 16 warp + lane / 4, columns 2 (lane % 4) and the next
@@ -65,6 +65,8 @@ template <bool A_IN_REGISTERS, int B_N_MAJOR> FA4_DEVICE void product(const wgmm
             wgmma_ss<B_N_MAJOR>(d, a0 + i / args.a_inner * args.a_slab + i % args.a_inner * args.a_step, b);
         asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" : : : "memory");
         asm volatile("" : FA4_D32 : : "memory"); // d is read after the wait, not before
+        if (A_IN_REGISTERS)
+            asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3]) : : "memory"); // and a is kept
     }
 #pragma unroll
     for (int i = 0; i < 32; i++) args.out[threadIdx.x * 32 + i] = __float_as_uint(d[i]);

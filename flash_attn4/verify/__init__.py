@@ -103,7 +103,7 @@ def run_some(command, waiting: list[items.Item], deadline: float, done) -> dict 
     """Runs items in one process until one does not pass, and takes those that ran off the list. done(item, found) for
     each. Returns what the process said of the device, None when it did not get that far."""
     worker = Worker(command, [item.name for item in waiting])
-    about, begun, kernel = None, None, None
+    about, begun, kernel, last = None, False, None, None
     try:
         while waiting:
             limit = SECONDS_FOR_ONE if about else SECONDS_TO_START
@@ -114,20 +114,21 @@ def run_some(command, waiting: list[items.Item], deadline: float, done) -> dict 
             if said and "device" in said:
                 about = said["device"]
             elif said and "begins" in said:
-                begun, kernel = waiting[0], said["kernel"]
+                begun, kernel = True, said["kernel"]
             elif said and "ends" in said:
                 found = {key: value for key, value in said.items() if key != "ends"}
-                done(waiting.pop(0), {"kernel": kernel, **found})
-                begun = None
+                last = waiting.pop(0)
+                done(last, {"kernel": kernel, **found})
+                begun = False
             else:
                 if said and "cannot" in said:
                     raise Missing(f"the GPU cannot be used: {said['cannot']}")
                 late = said is not None
                 words = worker.end()
-                if begun:  # it hung, or took its process with it
+                if begun or (about and not last):  # it hung, or took its process with it
                     detail = "no answer in time: the kernel hangs" if late else "the process ended"
-                    done(waiting.pop(0), {"kernel": kernel, "result": "hang" if late else "error",
-                                          "detail": f"{detail}. {words}".strip()})  # fmt: skip
+                    found = {"result": "hang" if late else "error", "detail": f"{detail}. {words}".strip()}
+                    done(waiting.pop(0), {"kernel": kernel, **found})
                 elif not about and time.monotonic() < deadline:
                     raise Missing(f"the process that runs kernels does not start: {words or 'no answer'}")
                 break
