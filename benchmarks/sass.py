@@ -208,9 +208,9 @@ def rescale(region: list[Instruction]) -> list[Instruction]:
     return []
 
 
-def roles(cubin: str | Path) -> dict[str, Counter]:
-    """Counts of the loop of each role, for one block of keys."""
-    regions = loops(instructions(cubin))
+def roles(cubin: str | Path, listing: list[Instruction] | None = None) -> dict[str, Counter]:
+    """Counts of the loop of each role, for one block of keys. listing: the cubin's instructions, if they are there."""
+    regions = loops(listing or instructions(cubin))
 
     def smallest(what, condition) -> list[Instruction]:
         found = next((r for r in regions if condition(count(r))), None)
@@ -232,9 +232,9 @@ def roles(cubin: str | Path) -> dict[str, Counter]:
     }
 
 
-def pipes(cubin: str | Path) -> dict[str, int]:
+def pipes(cubin: str | Path, listing: list[Instruction] | None = None) -> dict[str, int]:
     """Cycles of each pipe for a step of 256 queries by 128 keys, without a mask and without a rescale."""
-    regions = loops(instructions(cubin))
+    regions = loops(listing or instructions(cubin))
     softmax = path(next(r for r in regions if count(r)["LDTM"] == 4 and 32 < count(r)["MUFU.EX2"]))
     correction = path(next(r for r in regions if count(r)["BAR"] == count(r)["LDS"] == 2), rescaled=0)
     mma = path(next(r for r in regions if count(r)["UTCHMMA"] >= 16))
@@ -267,8 +267,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the counts as JSON")
     options = parser.parse_args()
     try:
-        found = {Path(cubin).stem: roles(cubin) for cubin in options.cubin}
-        cycles = {Path(cubin).stem: pipes(cubin) for cubin in options.cubin}
+        listings = {cubin: instructions(cubin) for cubin in options.cubin}
+        found = {Path(cubin).stem: roles(cubin, listing) for cubin, listing in listings.items()}
+        cycles = {Path(cubin).stem: pipes(cubin, listing) for cubin, listing in listings.items()}
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"sass.py: {error}") from None
     if options.json:
