@@ -127,6 +127,11 @@ def test_a_fault_that_does_not_come_is_a_failure(blackwell):
     assert "no error" in found["detail"]
 
 
+def test_a_wait_that_stops_a_kernel_is_not_the_fault_that_was_asked_for(blackwell, monkeypatch):
+    monkeypatch.setattr(blackwell, "stuck_waits", lambda: np.zeros(1, device.STUCK))
+    assert worker.run(blackwell, items.Item("x", probe=BY_NAME["fault_unaligned"]))["result"] == "error"
+
+
 def test_a_failure_says_where(blackwell):
     probe = BY_NAME["d_of_128_rows"]
     out = probe.expected.ravel().copy()

@@ -2,9 +2,9 @@
 #include "probe.h"
 
 struct arithmetic_args {
-    const uint32_t *in; // [count][6]
-    uint32_t *out;      // [count][2]
-    int32_t count, operation;
+    const uint32_t *in;       // [count][6]
+    uint32_t *out;            // [count][2]
+    int32_t count, operation; // as probes.py numbers them
 };
 
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 1000

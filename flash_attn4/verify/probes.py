@@ -76,7 +76,7 @@ class Probe:
 
     @property
     def part(self) -> str | None:
-        """Which part of assumption A1 it asks about: what all published kernels need and no manual promises."""
+        """Which part of assumption A1 it asks about: what the tests' simulator takes for granted of Blackwell."""
         if self.name.startswith("pair"):
             return "CTA pairs"
         by_section = {"2": "descriptors", "3": "layouts of tensor memory", "5": "order of products"}
