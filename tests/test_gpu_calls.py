@@ -461,3 +461,22 @@ def test_every_kernel_is_in_the_table():
     variants = (Path(__file__).parents[1] / "csrc" / "variants.def").read_text()
     built = re.findall(r"^FA4_CUDA_KERNEL\((fa4_sm(?:90|100)_fwd_bf16_\w+),", variants, re.MULTILINE)
     assert sorted(built) == sorted(kernel for _, _, _, kernel, _ in kernels())
+
+
+def test_the_column_of_support_on_gpus():
+    for arch, fits in ((90, [(1, 1), (256, 256), (8, 256)]), (100, [(1, 1), (192, 128), (128, 8)])):
+        for dim, dim_v in fits:
+            assert Chip(arch).unsupported(False, arch, "float16", dim, dim_v, "", 1.0) is None
+        for dtype, mask in (("float32", ""), ("float64", ""), ("float16", "float16")):
+            assert Chip(arch).unsupported(False, arch, dtype, 64, 64, mask, 1.0)
+    for dim, dim_v in ((193, 128), (128, 136), (192, 136)):
+        assert "no tiling" in Chip(100).unsupported(False, 100, "float16", dim, dim_v, "", 1.0)
+    for what in (
+        {"heads_q": 7, "heads_kv": 7},
+        {"heads_q": 12, "heads_kv": 4},
+        {"len_q": 1},
+        {"len_kv": 0},
+        {"len_q": 0},
+    ):
+        for scale in (0.0, -1.0, 1e-20, 1e4):
+            assert plan.unsupported(call(**what, scale=scale), 90) is plan.unsupported(call(**what), 100) is None

@@ -65,7 +65,7 @@ const char *fa4_cuda_fwd_unsupported(const fa4_fwd_params *p, int arch)
     if (p->len_q > LENGTH_MAX >> t.pack_log2 || p->len_kv > LENGTH_MAX)
         return fa4_reason("the %s kernels take at most %d queries and keys", kernels->name, LENGTH_MAX);
     if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return NULL; // nothing to copy
-    if (p->batch > LENGTH_MAX / p->heads_q || p->batch * p->heads_q > INT32_MAX / blocks_of(p, &t))
+    if (p->batch > LENGTH_MAX / p->heads_q || p->batch * p->heads_q > (INT32_MAX - FA4_CTAS_MAX) / blocks_of(p, &t))
         return fa4_reason("the %s kernels take at most 2^31 tiles of %d queries", kernels->name, t.rows);
     const sizes size = sizes_of(p);
     for (int d = 0; d < 2; d++)
