@@ -440,7 +440,7 @@ def test_the_table_of_kernels(arch, dims, when, kernel, sizes):
         return plan.fwd_plan(call(len_q=len_q, len_kv=len_kv, dim=dims[0], dim_v=dims[1], **how), arch)
 
     if "or 8192 keys" in when:
-        calls = [{"len_kv": 4096}, {"len_kv": 8192, "hi": 0}]
+        calls = [{"len_kv": 2048}, {"len_kv": 8192, "hi": 0}]
         others = [{"len_kv": 4095}, {"len_kv": 8191, "hi": 0}]
     elif "three quarters" in when:
         calls = [{"len_q": 512}, {"len_q": 384}, {"len_q": 900}]
