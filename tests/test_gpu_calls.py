@@ -441,7 +441,7 @@ def test_the_table_of_kernels(arch, dims, when, kernel, sizes):
 
     if "or 8192 keys" in when:
         calls = [{"len_kv": 2048}, {"len_kv": 8192, "hi": 0}]
-        others = [{"len_kv": 4095}, {"len_kv": 8191, "hi": 0}]
+        others = [{"len_kv": 2047}, {"len_kv": 8191, "hi": 0}]
     elif "three quarters" in when:
         calls = [{"len_q": 512}, {"len_q": 384}, {"len_q": 900}]
         others = [{"hi": 0}, {"lo": -9}, {"len_q": 383}]
