@@ -188,41 +188,45 @@ def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
     return None
 
 
+_ALL, _CAUSAL = masks.Keys(None, None, None), masks.Keys(None, None, 0)
+
+
 @dataclasses.dataclass
 class _Kernel:
     """How a call reaches the operator."""
 
     mask: torch.Tensor | None
-    len_kv: torch.Tensor | None
-    lo: int | None
-    hi: int | None
+    keys: masks.Keys  #: the band, and lengths of keys
     scale: float | None
     copies: dict  #: {"q": why the kernels take a copy of it, ...}
+    mask_read: bool = False  #: whether keys are what was found of a mask
 
     def notes(self):
         """What explain() says of it."""
         found = [f"{name} is copied first: {why}" for name, why in self.copies.items()]
-        if self.len_kv is not None:
-            band = f", {self.lo} <= key - query" if self.lo is not None else ""
-            band += f", key - query <= {self.hi}" if self.hi is not None else ""
-            found.append(f"attn_mask is read as key lengths of each batch{band}")
+        if self.mask_read:
+            words = ["lengths of keys"] if self.keys.len_kv is not None else []
+            words += [f"key - query >= {self.keys.lo}"] if self.keys.lo is not None else []
+            words += [f"key - query <= {self.keys.hi}"] if self.keys.hi is not None else []
+            found.append(f"attn_mask is read as {', '.join(words) or 'nothing hidden'}")
         return tuple(found)
 
     def run(self, q, k, v):
-        rest = (self.mask, self.len_kv, self.lo, self.hi, self.scale)
+        rest = (self.mask, self.keys.len_kv, self.keys.lo, self.keys.hi, self.scale)
         return ops.fwd_by_copies(self.copies, q, k, v, *rest) if self.copies else ops.fwd(q, k, v, *rest)
 
 
 def _kernel(q, k, v, mask, is_causal, scale):
     """How the operator runs this call of SDPA, or why it cannot."""
-    len_kv, lo, hi = None, None, 0 if is_causal else None
-    if mask is not None and ops.arch_of(q.device):
+    keys = _CAUSAL if is_causal else _ALL
+    read = mask is not None and ops.arch_of(q.device)
+    if read:
         keys = masks.keys_of(mask, q.shape[0], q.shape[2])
         if isinstance(keys, str):
             return keys
-        mask, len_kv, lo, hi = None, keys.len_kv, keys.lo, keys.hi
-    reason, copies = _kernel_reason(q, k, v, mask, scale, len_kv)
-    return reason or _Kernel(mask, len_kv, lo, hi, scale, copies)
+        mask = None
+    reason, copies = _kernel_reason(q, k, v, mask, scale, keys.len_kv)
+    return reason or _Kernel(mask, keys, scale, copies, bool(read))
 
 
 def _kernel_reason(q, k, v, mask, scale, len_kv=None):
@@ -351,7 +355,7 @@ def flash_attn_func(
     if _derives_otherwise():
         out, lse = _by_formula(q, k, v, lo, hi, softmax_scale)
     else:
-        out, lse = _Kernel(None, None, lo, hi, softmax_scale, copies).run(q, k, v)
+        out, lse = _Kernel(None, masks.Keys(None, lo, hi), softmax_scale, copies).run(q, k, v)
     out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 

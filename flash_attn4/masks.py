@@ -8,9 +8,9 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Query i of batch b sees key j when lo <= j - i <= hi (None: open) and j < len_kv[b]."""
+    """Query i of batch b sees key j when lo <= j - i <= hi (None: open) and j < len_kv[b] (None: all keys are there)."""
 
-    len_kv: torch.Tensor  #: int32 [batch], on the mask's device
+    len_kv: torch.Tensor | None  #: int32 [batch], on the mask's device
     lo: int | None
     hi: int | None
 
@@ -22,7 +22,7 @@ def keys_of(mask, batch, len_q):
     """The Keys that a boolean mask [batch or 1, 1, len_q or 1, len_kv] is for so many batches and queries, or why it is
     none, as a sentence.
 
-    Found out once for each mask and each change of it: the device computes, and the host waits for six numbers. The
+    Found out once for each mask and each change of it: the device computes, and the host waits for seven numbers. The
     layers of a model that are given the same tensor do not wait again. A tensor of inference_mode does not count its
     changes, so it is looked at each time. While a CUDA graph is captured nothing is found out, nor known: a replay
     might bring another mask in the same memory."""
@@ -54,7 +54,7 @@ def _find(mask, batch, len_q):
     seen = mask[:, 0].expand(batch, *mask.shape[2:])  # [batch, len_q or 1, len_kv]
     rows, len_kv = seen.shape[1:]
     if seen.numel() == 0:
-        return Keys(torch.full((batch,), len_kv, dtype=torch.int32, device=mask.device), None, None)
+        return Keys(None, None, None)
     i = torch.arange(rows, device=mask.device)
     # The first key of each row, and one past its last; 0 and 0 where it sees none.
     any_key = seen.any(-1)
@@ -67,17 +67,18 @@ def _find(mask, batch, len_q):
     hi = torch.where(early, end - 1 - i, -rows).amax()
     lo = torch.where(late, begin - i, -rows).amax()
     first = (i + lo).clamp(min=0)
-    past = torch.minimum(torch.where(early.any(), i + hi + 1, len_kv).expand(batch, rows), length[:, None])
+    by_band = torch.where(early.any(), i + hi + 1, len_kv).clamp(max=len_kv)
+    past = torch.minimum(by_band, length[:, None])
     j = torch.arange(len_kv, device=mask.device)
     same = (seen == ((j >= first[:, None]) & (j < past[..., None]))).all()
-    left = (late[:, -1]).any()
-    same, left, has_lo, has_hi, lo, hi = torch.stack(
-        [x.long() for x in (same, left, late.any(), early.any(), lo, hi)]
+    left, padded = late[:, -1].any(), (length < by_band[-1]).any()
+    same, left, padded, has_lo, has_hi, lo, hi = torch.stack(
+        [x.long() for x in (same, left, padded, late.any(), early.any(), lo, hi)]
     ).tolist()
     if rows < len_q and (has_lo or has_hi):
         same = False  # one row for all queries is no band
     if same:
-        return Keys(length.to(torch.int32), lo if has_lo else None, hi if has_hi else None)
+        return Keys(length.to(torch.int32) if padded else None, lo if has_lo else None, hi if has_hi else None)
     if left:
         return (
             "attn_mask hides the first keys of a batch (padding on the left), and the GPU kernels only know how many "

@@ -309,6 +309,9 @@ def test_padding_causal_and_windows_are_read_from_a_mask(len_q, len_kv, lo, hi):
         return
     assert keys.len_kv.dtype == torch.int32
     assert torch.equal(mask_of(len_q, len_kv, keys.lo, keys.hi, keys.len_kv), mask)
+    whole = mask_of(len_q, len_kv, lo, hi, torch.full((4,), len_kv))
+    keys = masks.keys_of(whole, 4, len_q)
+    assert keys.len_kv is None or hi == -2 or lo == 1  # no length is needed where all keys are there
 
 
 @settings(max_examples=300, deadline=None)
@@ -325,7 +328,8 @@ def test_what_is_read_is_the_mask(lengths, len_q, lo, hi, flips):
         mask[b % len(lengths), 0, i % len_q, j] ^= True
     keys = masks.keys_of(mask, len(lengths), len_q)
     if not isinstance(keys, str):
-        assert torch.equal(mask_of(len_q, 7, keys.lo, keys.hi, keys.len_kv), mask)
+        found = torch.full((len(lengths),), 7) if keys.len_kv is None else keys.len_kv
+        assert torch.equal(mask_of(len_q, 7, keys.lo, keys.hi, found), mask)
     elif not flips and (lo is None or lo <= 0) and (hi is None or hi >= 0):
         assert not keys
 
@@ -336,7 +340,8 @@ def test_one_row_of_a_mask_is_no_band():
     assert "padding on the left" in masks.keys_of(row, 2, 5)
     assert masks.keys_of(row, 2, 1).lo == 3  # of one query it is
     assert masks.keys_of(padding(), 4, 5).len_kv.tolist() == [3, 9, 6, 0]
-    assert masks.keys_of(padding()[1:2, 0, 0], 4, 5).len_kv.tolist() == [9] * 4
+    assert masks.keys_of(padding()[2:3, 0, 0], 4, 5).len_kv.tolist() == [6] * 4
+    assert masks.keys_of(padding()[1:2, 0, 0], 4, 5) == masks.Keys(None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +375,7 @@ def test_padded_batches_stay_on_the_kernels(chip, hi):
     assert call["hi"] == hi
     assert_within_bound({"out": out}, *tensors, attn_mask=mask)
     (note,) = explain(*tensors, mask).notes
-    assert "key lengths" in note
+    assert note == "attn_mask is read as lengths of keys" + (", key - query <= 0" if hi == 0 else "")
 
 
 def test_a_mask_is_looked_at_once(chip, monkeypatch):
@@ -379,7 +384,7 @@ def test_a_mask_is_looked_at_once(chip, monkeypatch):
     find = masks._find
     monkeypatch.setattr(masks, "_find", lambda *args: looked.append(args) or find(*args))
     tensors = qkv(9, 9, batch=4)
-    mask = mask_of(9, 9, hi=0)
+    mask = mask_of(9, 9, hi=0, lengths=LENGTHS.clone())
     for _ in range(3):
         scaled_dot_product_attention(*tensors, mask)
     assert len(looked) == 1
