@@ -181,8 +181,9 @@ def compile_library(root: Path, capability: int, folder: Path | None) -> Path:
                 raise Missing(f"{toolkit.nvcc} is too old for sm_{arch}: Blackwell needs CUDA 12.9 or newer")
         cuda_units, _ = setup.cuda_units(folder)
         units = host_units(setup, cuda_units, folder)
+        quiet = ("-Xptxas", "-v")  # what ptxas says of each kernel
         units += [
-            setup.Unit(unit.name, [*unit.command, bounded], unit.object)
+            setup.Unit(unit.name, [*(word for word in unit.command if word not in quiet), bounded], unit.object)
             for unit in cuda_units
             if unit.ptx and unit.name in wanted
         ]
