@@ -8,7 +8,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """Query i of batch b sees key j when lo <= j - i <= hi (None: open) and j < len_kv[b] (None: all keys are there)."""
+    """Query i of batch b sees key j when lo <= j - i <= hi (None: open) and j < len_kv[b] (None: all are there)."""
 
     len_kv: torch.Tensor | None  #: int32 [batch], on the mask's device
     lo: int | None

@@ -33,12 +33,23 @@ CPU = 0  # FA4_ARCH_CPU
 # ---- what can run
 
 
+_archs = {}  # of the CUDA devices that have been asked for: torch takes microseconds to say
+
+
 def arch_of(device):
     """What the C API calls this device: CPU, or 10 * major + minor of a GPU's compute capability; None: neither."""
     if device.type in ("cpu", "meta"):
         return CPU
     if device.type != "cuda":
         return None
+    if torch.compiler.is_compiling() or device.index is None:
+        return _arch(device)
+    if device not in _archs:
+        _archs[device] = _arch(device)
+    return _archs[device]
+
+
+def _arch(device):
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
