@@ -426,6 +426,47 @@ def test_a_transformers_model(chip, side):
     assert chip.calls[0]["len_kv"] is chip.calls[2]["len_kv"]
 
 
+# ---- on a GPU itself
+
+
+@pytest.fixture
+def gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    reason = explain(*(torch.empty(1, 1, 1, 64, dtype=HALF, device="cuda"),) * 3).reason
+    if reason:
+        pytest.skip(reason)
+    with set_fallback("error"):
+        yield "cuda"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copies_on_a_gpu(gpu, layout):
+    tensors = [LAYOUTS[layout][0](x.to(gpu)) for x in qkv(300, 300)]
+    assert len(explain(*tensors).notes) == 3
+    out = scaled_dot_product_attention(*tensors, is_causal=True)
+    assert_within_bound({"out": out}, *tensors, hi=0)
+    filled_up = [x.to(gpu) for x in qkv(300, 300, dim=60, dim_v=33)]
+    assert_within_bound({"out": scaled_dot_product_attention(*filled_up)}, *filled_up)
+
+
+def test_a_known_mask_does_not_make_the_host_wait(gpu):
+    tensors = [x.to(gpu) for x in qkv(300, 300, batch=4)]
+    lengths = torch.tensor([300, 1, 128, 77])
+    mask = mask_of(300, 300, hi=0, lengths=lengths).to(gpu)
+    first = scaled_dot_product_attention(*tensors, mask)
+    assert_within_bound({"out": first}, *tensors, attn_mask=mask)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = scaled_dot_product_attention(*tensors, mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, first)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(NotImplementedError, match="while a CUDA graph is captured"), torch.cuda.graph(graph):
+        scaled_dot_product_attention(*tensors, mask)
+
+
 # ---- README
 
 
