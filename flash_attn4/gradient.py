@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 _DIM_MAX = 256  # of PyTorch's flash kernels
 
+calls = 0  # of fa4::bwd on CUDA in this process
+
 
 def unsupported(len_kv):
     """None, or why there is no gradient on CUDA of a call that the forward can run."""

@@ -9,7 +9,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-from . import _C, masks, ops
+from . import _C, gradient, masks, ops
 from .sdpa import Handle
 
 # ---- falling back to PyTorch
@@ -98,6 +98,37 @@ def _derives_otherwise():
     return any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack)
 
 
+# ---- calls like one before: looking at all there is takes longer than the rest of a small call
+
+_fine = set()  # the looks of calls that the operator runs as they are
+_FINE_MOST = 4096
+
+
+def _looks(function, q, k, v, scale):
+    """All that the checks of a function look at in a call without a mask, but for causal, to be found in _fine; None of
+    a call to look at closely."""
+    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is torch.Tensor:
+        return None
+    if type(scale) not in (float, int, type(None)) or _derives_otherwise():
+        return None
+    try:
+        shapes = q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride()
+        alignment = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
+    except RuntimeError:  # nested or sparse, or without memory of its own
+        return None
+    if ops.autocast_dtype(q.device.type) is not None:
+        return None
+    kinds = q.dtype, k.dtype, v.dtype, q.device, k.device, v.device
+    wants_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    return function, shapes, alignment, kinds, wants_grad, scale
+
+
+def _remember(looks):
+    if len(_fine) >= _FINE_MOST:
+        _fine.clear()
+    _fine.add(looks)
+
+
 # ---- SDPA
 
 
@@ -132,6 +163,11 @@ def scaled_dot_product_attention(
 
     Method: FlashAttention-4, arXiv 2603.05451.
     """
+    looks = None
+    if attn_mask is None and dropout_p == 0:
+        looks = _looks("gqa" if enable_gqa else "sdpa", query, key, value, scale)
+    if looks in _fine:
+        return ops.run(query, key, value, None, None, None, 0 if is_causal else None, scale)[0]
     _check_are_tensors(query, key, value, ("query", "key", "value"))
     call = functools.partial(
         F.scaled_dot_product_attention,
@@ -152,8 +188,10 @@ def scaled_dot_product_attention(
     if reason:
         _announce(reason)
         return call(query, key, value, attn_mask)
-    out, _ = kernel.run(*shapes[:3])
     leading = shapes[4]
+    if looks and leading is None and not kernel.copies:
+        _remember(looks)
+    out, _ = kernel.run(*shapes[:3])
     return out if leading is None else out.reshape(*leading, out.shape[-2], out.shape[-1])
 
 
@@ -213,7 +251,7 @@ class _Kernel:
 
     def run(self, q, k, v):
         rest = (self.mask, self.keys.len_kv, self.keys.lo, self.keys.hi, self.scale)
-        return ops.fwd_by_copies(self.copies, q, k, v, *rest) if self.copies else ops.fwd(q, k, v, *rest)
+        return ops.fwd_by_copies(self.copies, q, k, v, *rest) if self.copies else ops.run(q, k, v, *rest)
 
 
 def _kernel(q, k, v, mask, is_causal, scale):
@@ -341,17 +379,23 @@ def flash_attn_func(
     ):
         if value is not None and value is not neutral and value != neutral:
             raise NotImplementedError(f"{name} is not implemented: it must be {neutral}")
-    _check_are_tensors(q, k, v, ("q", "k", "v"))
-    q, k, v = _autocast(q, k, v)
-    _check_agree(q, k, v, ("q", "k", "v"))
-    _check_flash_shapes(q, k, v)
-    if not _is_finite("softmax_scale", softmax_scale):
-        raise ValueError(f"softmax_scale must be finite, and it is {softmax_scale}")
+    looks, copies = _looks("flash", q, k, v, softmax_scale), {}
+    fine = looks in _fine
+    if not fine:
+        _check_are_tensors(q, k, v, ("q", "k", "v"))
+        q, k, v = _autocast(q, k, v)
+        _check_agree(q, k, v, ("q", "k", "v"))
+        _check_flash_shapes(q, k, v)
+        if not _is_finite("softmax_scale", softmax_scale):
+            raise ValueError(f"softmax_scale must be finite, and it is {softmax_scale}")
     lo, hi = _flash_band(causal, window_size, q.shape[1], k.shape[1])
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    reason, copies = _kernel_reason(q, k, v, None, softmax_scale)
-    if reason:
-        raise NotImplementedError(reason)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if not fine:
+        reason, copies = _kernel_reason(q, k, v, None, softmax_scale)
+        if reason:
+            raise NotImplementedError(reason)
+        if looks and not copies:
+            _remember(looks)
     if _derives_otherwise():
         out, lse = _by_formula(q, k, v, lo, hi, softmax_scale)
     else:
@@ -503,5 +547,5 @@ def call_counts():
     PyTorch's own calls that enable_sdpa() put on our kernels, "sdpa_math" (on the CPU) and "sdpa_before" (on CUDA)
     those that they could not run."""
     counts = _C.calls()
-    on_cuda = ops._C_cuda.calls() if ops._C_cuda else {}
+    on_cuda = ops._C_cuda.calls() | {"bwd": gradient.calls} if ops._C_cuda else {}
     return {name: count + on_cuda.get(name, 0) for name, count in counts.items()}

@@ -30,6 +30,15 @@ _fwd, _bwd = fwd.default, bwd.default
 CPU = 0  # FA4_ARCH_CPU
 
 
+def run(q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
+    """fa4::fwd. Where nothing wants a gradient it passes by autograd's rule, whose Python takes most of the time."""
+    wants_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if wants_grad or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return fwd(q, k, v, attn_mask, len_kv, lo, hi, scale)
+    with torch._C._AutoDispatchBelowAutograd():
+        return _fwd(q, k, v, attn_mask, len_kv, lo, hi, scale)
+
+
 # ---- what can run
 
 
@@ -183,7 +192,7 @@ def fwd_by_copies(names, q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None,
     dim, dim_v = q.shape[3], v.shape[3]
     q, k, v = _with_copies(names, q, k, v)
     scale = 1 / math.sqrt(dim) if scale is None else scale
-    out, lse = _fwd(q, k, v, attn_mask, len_kv, lo, hi, scale)
+    out, lse = run(q, k, v, attn_mask, len_kv, lo, hi, scale)
     return out if out.shape[3] == dim_v else out[..., :dim_v].clone(), lse
 
 
@@ -251,6 +260,7 @@ def _(dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=No
     reason = unsupported(q, k, v, attn_mask, scale, backward=True, len_kv=len_kv)
     if reason:
         raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
+    gradient.calls += 1
     grads = gradient.backward(dout, dlse, q, k, v, out, lse, lo, hi, scale)
     return tuple(_as_dense(grad, like) for grad, like in zip(grads, (q, k, v), strict=True))
 

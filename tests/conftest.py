@@ -20,8 +20,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 @pytest.fixture(autouse=True)
 def nothing_announced_yet():
-    """What goes to PyTorch is said once for each reason in a process: each test may expect to be told."""
+    """What goes to PyTorch is said once for each reason in a process: each test may expect to be told. Nor is a call
+    known from another test, which may have been told of another chip."""
     interface._announced.clear()
+    interface._fine.clear()
 
 
 def cuda_missing():

@@ -43,7 +43,7 @@ assert ops._C_cuda
 handle = flash_attn4.enable_sdpa()
 q = torch.ones(1, 1, 4, 8)
 torch.nn.functional.scaled_dot_product_attention(q, q, q)
-flash_attn4.explain(q, q, q)
+flash_attn4.scaled_dot_product_attention(q, q, q)
 handle.remove()
 assert not torch.cuda.is_initialized()
 """

@@ -543,3 +543,81 @@ def test_what_is_not_dense_is_named():
     nested = torch.nested.nested_tensor([hashed(n, 2, 8) for n in (3, 5)], layout=torch.jagged)
     with pytest.raises(NotImplementedError, match="q must be a dense tensor"):
         flash_attn_func(nested, nested, nested)
+
+
+# ---- calls like one before
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """One element for each call that was looked at closely."""
+    calls = []
+    check = interface._check_are_tensors
+    monkeypatch.setattr(interface, "_check_are_tensors", lambda *args: calls.append(args) or check(*args))
+    return calls
+
+
+FUNCTIONS = {"sdpa": scaled_dot_product_attention, "flash": flash_attn_func}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_call_like_one_before_is_not_looked_at_again(looked, name):
+    function = FUNCTIONS[name]
+    for seed in range(3):
+        q, k, v = hashed_qkv(6, 6, heads=6, dim=8, seed=seed)
+        expected = torch.ops.fa4.fwd(*((q, k, v) if name == "sdpa" else (x.transpose(1, 2) for x in (q, k, v))))[0]
+        out = function(q, k, v)
+        assert torch.equal(out if name == "sdpa" else out.transpose(1, 2), expected)
+    assert len(looked) == 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_looks_otherwise_is_looked_at(looked, name):
+    function = FUNCTIONS[name]
+    q, k, v = hashed_qkv(6, 6, heads=6, dim=8)
+
+    def closely(*args, **call):
+        before = len(looked)
+        function(*args, **call)
+        return len(looked) > before
+
+    assert closely(q, k, v)
+    assert not closely(q, k, v)
+    scale = {"scale" if name == "sdpa" else "softmax_scale": 0.5}
+    others = {
+        "dtype": (q.half(), k.half(), v.half()),
+        "shape": (q[:1], k[:1], v[:1]),
+        "stride": (q.transpose(1, 2), k, v),
+        "start": (torch.zeros(2 * 6 * 6 * 8 + 1)[1:].view(2, 6, 6, 8), k, v),
+        "gradient": (q.clone().requires_grad_(), k, v),
+        "parameter": (torch.nn.Parameter(q), k, v),
+    }
+    assert all(closely(*args) for args in others.values())
+    assert closely(q, k, v, **scale)
+    assert not closely(q, k, v, **scale)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert closely(q, k, v)
+        assert function(q, k, v).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="must have one dtype"):
+        function(q, k.half(), v)
+    with pytest.raises(TypeError, match="must be a number"):
+        function(q, k, v, **{word: [0.5] for word in scale})
+    for mask in ({"attn_mask": torch.ones(6, 6) > 0}, {"is_causal": True}) if name == "sdpa" else ({"causal": True},):
+        expected = FUNCTIONS[name](q.double(), k.double(), v.double(), **mask)
+        assert max_error(function(q, k, v, **mask), expected) < 1e-5
+
+
+def test_known_calls_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(interface, "_FINE_MOST", 3)
+    for length in range(1, 9):
+        scaled_dot_product_attention(*hashed_qkv(length, length, dim=8))
+        assert 1 <= len(interface._fine) <= 3
+
+
+def test_gradients_of_calls_like_one_before():
+    for _ in range(3):
+        q, k, v = hashed_qkv(5, 7, dim=8, requires_grad=True)
+        scaled_dot_product_attention(q, k, v).sum().backward()
+        assert all(x.grad.abs().max() > 0 for x in (q, k))
+        with torch.no_grad():
+            assert not scaled_dot_product_attention(q, k, v).requires_grad
