@@ -23,7 +23,7 @@ typedef struct {
     int l2_promotion; // bytes: 0, 64, 128 or 256
 } fa4_tensor_map;
 
-enum { FA4_PLAN_MAPS = 6, FA4_PLAN_ARGS = 512 };
+enum { FA4_PLAN_MAPS = 6, FA4_PLAN_ARGS = 1536 };
 
 // Kernel parameters: the maps first, each a 128-byte __grid_constant__ CUtensorMap in its own parameter, then one
 // struct by value.

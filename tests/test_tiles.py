@@ -139,17 +139,17 @@ def spans(params, arch, multiprocessors):
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 
 
-@pytest.mark.parametrize("arch", CTAS)
+@pytest.mark.parametrize("arch, ctas", [(90, 132), (90, 114), (100, 148), (100, 160)])
 @pytest.mark.parametrize("mask", ["causal", "window", "full"])
-def test_it_ends_about_when_the_best_order_ends(arch, mask):
-    found = [spans(a_model(length, mask, dim), arch, CTAS[arch]) for length in LENGTHS for dim in DIMS]
+def test_it_ends_about_when_the_best_order_ends(arch, ctas, mask):
+    found = [spans(a_model(length, mask, dim), arch, ctas) for length in LENGTHS for dim in DIMS]
     mean = {name: statistics.mean(span[name] for span in found) for name in found[0]}
-    assert mean["ours"] <= mean["lpt"] + 0.015
+    assert mean["ours"] <= mean["lpt"] + 0.01
     assert mean["ours"] <= mean["greedy"] + 0.005
     assert mean["ours"] <= mean["naive"]
     assert all(span["ours"] <= span["lpt"] + 0.055 for span in found)
     if mask == "causal":
-        assert mean["ours"] <= {90: 1.015, 100: 1.03}[arch]
+        assert mean["ours"] <= {90: 1.012, 100: 1.03}[arch]
         assert mean["naive"] >= mean["ours"] + 0.035
 
 

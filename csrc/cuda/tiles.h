@@ -5,8 +5,9 @@
 // in the L2 cache together; inside a section the tiles go by the number of keys they see, all heads of one block of
 // queries side by side. The last section runs from most to fewest keys, so that what is left over at the end is short,
 // and the sections before it alternate: there is no jump in length between them. CTAs are dealt this list in rounds,
-// always from the first CTA on, or forth and back in turns: whichever ends earlier. The last round, which need not be
-// whole, is dealt by need: its longest tile to the CTA that has the least to do, and so on.
+// always from the first CTA on, or forth and back in turns, and the last one to four rounds, of which the last need not
+// be whole, by need: the longest tile of a round to the CTA that has the least to do, and so on. Of these ways it is
+// the one that ends first.
 //
 // Why no clusterlaunchcontrol (a CTA that is done cancels one that has not begun, and takes its tile): it is greedy, as
 // if CTAs were launched one by one in this order. Simulated (tests/test_tiles.py), greedy ends within 0.5 % of this
@@ -25,7 +26,7 @@
 #    define FA4_HOST_DEVICE static inline
 #endif
 
-enum { FA4_CTAS_MAX = 256 };
+enum { FA4_CTAS_MAX = 256, FA4_BY_NEED_MAX = 4 };
 
 // A number to divide by. A division between two tiles would take each of a CTA's warps a hundred cycles and more.
 typedef struct {
@@ -42,13 +43,15 @@ typedef struct {
     int32_t section;      // units of a section
     int32_t longest_last; // 1: later blocks of a head see more keys
     int32_t turns;        // 1: every other round is dealt backwards
-    int32_t last_round;   // -1: dealt as any
-    // Made of these by fa4_tiles_prepare.
+    int32_t by_need;      // the first round that is dealt by need; 0x7fffffff: none
+    // What fa4_tiles_prepare makes of these.
     int32_t sections;
-    fa4_divisor per_section, per_rank,
-        per_last_rank;               // tiles of a section, and those of one rank, of the last section too
-    fa4_divisor per_unit, per_batch; // group, heads_kv
-    uint8_t last[FA4_CTAS_MAX];      // which tile of the last round each CTA takes
+    fa4_divisor per_section;                     // tiles of a section
+    fa4_divisor per_rank;                        // of one rank in it
+    fa4_divisor per_last_rank;                   // in the last section
+    fa4_divisor per_unit;                        // group
+    fa4_divisor per_batch;                       // heads_kv
+    uint8_t need[FA4_BY_NEED_MAX][FA4_CTAS_MAX]; // which tile of such a round each CTA takes
 } fa4_tiles;
 
 typedef struct {
@@ -58,7 +61,7 @@ typedef struct {
 // The tile that CTA cta of ctas takes in this round; count or more when there is none.
 FA4_HOST_DEVICE int32_t fa4_tile_index(const fa4_tiles *t, int32_t round, int32_t cta, int32_t ctas)
 {
-    if (round == t->last_round) return round * ctas + t->last[cta];
+    if (round >= t->by_need) return round * ctas + t->need[round - t->by_need][cta];
     return round * ctas + (round & t->turns ? ctas - 1 - cta : cta);
 }
 
@@ -94,7 +97,7 @@ extern "C" {
 #endif
 // Of tiles with at least one, whose members are set from count to longest_last: what fa4_tile_at divides by. Host.
 void fa4_tiles_prepare(fa4_tiles *t);
-// Fills turns, last_round and last of prepared tiles, for at most FA4_CTAS_MAX CTAs. Host.
+// Fills turns, by_need and need of prepared tiles, for at most FA4_CTAS_MAX CTAs. Host.
 void fa4_tiles_deal(fa4_tiles *t, int32_t ctas, fa4_tile_cost *cost, const void *context);
 #ifdef __cplusplus
 }
