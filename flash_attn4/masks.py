@@ -72,13 +72,14 @@ def _find(mask, batch, len_q):
     j = torch.arange(len_kv, device=mask.device)
     same = (seen == ((j >= first[:, None]) & (j < past[..., None]))).all()
     left, padded = late[:, -1].any(), (length < by_band[-1]).any()
+    lengths = length.to(torch.int32)  # before the host waits: whatever stream uses it later, it is there
     same, left, padded, has_lo, has_hi, lo, hi = torch.stack(
         [x.long() for x in (same, left, padded, late.any(), early.any(), lo, hi)]
     ).tolist()
     if rows < len_q and (has_lo or has_hi):
         same = False  # one row for all queries is no band
     if same:
-        return Keys(length.to(torch.int32) if padded else None, lo if has_lo else None, hi if has_hi else None)
+        return Keys(lengths if padded else None, lo if has_lo else None, hi if has_hi else None)
     if left:
         return (
             "attn_mask hides the first keys of a batch (padding on the left), and the GPU kernels only know how many "

@@ -322,7 +322,7 @@ torch.library.register_autograd("fa4::bwd", _no_second_gradient)
 # ---- vmap: the mapped dimension becomes part of the batch
 
 
-def _fold(tensor, dim, mapped, batched_rank=4):
+def _fold(tensor, dim, mapped):
     """[mapped * batch, ...] of a tensor that has the mapped dimension at dim, or nowhere (None)."""
     if tensor is None:
         return None
@@ -330,7 +330,7 @@ def _fold(tensor, dim, mapped, batched_rank=4):
     return tensor.flatten(0, 1)
 
 
-def _fold_mask(mask, dim, mapped, q, q_dim, k, k_dim):
+def _fold_mask(mask, dim, mapped, q, q_dim):
     if mask is None:
         return None
     mask = mask.expand(mapped, *mask.shape) if dim is None else mask.movedim(dim, 0)
@@ -347,7 +347,7 @@ def _unfold(mapped, *tensors):
 def _(info, in_dims, q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
     n = info.batch_size
     dims = dict(zip(("q", "k", "v", "mask", "len"), (*in_dims, None, None), strict=False))
-    mask = _fold_mask(attn_mask, dims["mask"], n, q, dims["q"], k, dims["k"])
+    mask = _fold_mask(attn_mask, dims["mask"], n, q, dims["q"])
     q, k, v = _fold(q, dims["q"], n), _fold(k, dims["k"], n), _fold(v, dims["v"], n)
     results = _fwd(q, k, v, mask, _fold(len_kv, dims["len"], n), lo, hi, scale)
     return _unfold(n, *results), (0, 0)
@@ -358,7 +358,7 @@ def _(info, in_dims, dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None,
     n = info.batch_size
     names = ("dout", "dlse", "q", "k", "v", "out", "lse", "mask", "len")
     dims = dict(zip(names, (*in_dims, None, None), strict=False))
-    mask = _fold_mask(attn_mask, dims["mask"], n, q, dims["q"], k, dims["k"])
+    mask = _fold_mask(attn_mask, dims["mask"], n, q, dims["q"])
     values = (dout, dlse, q, k, v, out, lse)
     folded = [_fold(value, dims[name], n) for name, value in zip(names, values, strict=False)]
     grads = _bwd(*folded, mask, _fold(len_kv, dims["len"], n), lo, hi, scale)

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    LENGTH_MAX = 1 << 30,  // i + hi must not overflow
+    LENGTH_MAX = 1 << 30,  // i + hi + 1 must not overflow
     SECTION_MAX = 1 << 10, // units: more than any chip has to do at a time
 };
 
@@ -130,7 +130,7 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t, int6
         .len_q = p->len_q,
         .len_kv = p->len_kv,
         .lo = clamp(p->lo, -p->len_q, p->len_kv),
-        .hi = clamp(p->hi, -p->len_q, p->len_kv),
+        .hi = clamp(p->hi, -p->len_q, p->len_kv - 1),
         .rows = t->rows,
         .pack_log2 = t->pack_log2,
         .block_kv = t->box_v,
@@ -172,7 +172,7 @@ static fa4_fwd_args args_of(const fa4_fwd_params *p, const fa4_fwd_kernels *kern
         .len_q = (int32_t)p->len_q,
         .len_kv = (int32_t)p->len_kv,
         .lo = (int32_t)clamp(p->lo, -p->len_q, p->len_kv),
-        .hi = (int32_t)clamp(p->hi, -p->len_q, p->len_kv),
+        .hi = (int32_t)clamp(p->hi, -p->len_q, p->len_kv - 1),
         .pack_log2 = t->pack_log2,
     };
     kernels->set_scale(&args, p->scale * log2e);

@@ -76,6 +76,7 @@ View view(const char *name, const Tensor &tensor, int64_t rank)
     is.stride = stride;
     check(aoti_torch_get_dtype(handle, &is.dtype), "read a dtype");
     check(aoti_torch_get_device_type(handle, &is.device_type), "read a device");
+    check(aoti_torch_get_device_index(handle, &is.device_index), "read a device");
     check(aoti_torch_get_data_ptr(handle, &is.data), "read a data pointer");
     return is;
 }
@@ -122,7 +123,9 @@ static fa4_mask_type mask_type_of(const View &mask)
 
 static void check_device(const View &is, const Machine &machine)
 {
-    if (is.device_type != machine.device_type)
+    // A CPU has no index.
+    if (is.device_type != machine.device_type ||
+        (machine.arch != FA4_ARCH_CPU && is.device_index != machine.device_index))
         fail("flash_attn4: %s is on another device than q: all tensors must be on one", is.name);
 }
 

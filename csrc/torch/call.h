@@ -85,7 +85,7 @@ struct View {
     const char *name;
     int64_t rank;
     const int64_t *size, *stride;
-    int32_t dtype, device_type;
+    int32_t dtype, device_type, device_index;
     void *data;
 };
 

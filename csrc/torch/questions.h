@@ -8,9 +8,9 @@
 namespace fa4_torch
 {
 
-// unsupported(backward, arch, dtype, dim, dim_v, mask dtype or "", scale, sizes=None, strides=None): None, or why these
-// cannot run. sizes are batch, heads_q, heads_kv, len_q, len_kv (else 1 each); strides those of q, k, v, out (else
-// contiguous).
+// unsupported(backward, arch, dtype, dim, dim_v, mask dtype or "", scale, sizes=None, strides=None, addresses=None):
+// None, or why these cannot run. sizes are batch, heads_q, heads_kv, len_q, len_kv (else 1 each); strides those of q,
+// k, v, out (else contiguous); addresses those of q, k, v (else aligned).
 PyObject *unsupported(PyObject *module, PyObject *args);
 
 extern const char unsupported_doc[];

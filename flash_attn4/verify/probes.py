@@ -631,8 +631,8 @@ def arithmetic():
                   near(exact, 4, 2.0**-22))  # fmt: skip
         x = np.concatenate([[1.0, -2.0, 0.0, inf, nan], 2.0 ** rng.uniform(-40, 40, 2000)]).astype(np.float32)
         exact = 1 / x.astype(np.float64)
-        yield ask(2, "rcp", "rcp.approx.ftz.f32 is within 1 unit in the last place", NO_KERNEL, [x], [exact],
-                  near(exact, 1))  # fmt: skip
+        yield ask(2, "rcp", "rcp.approx.ftz.f32 is within 1 unit in the last place", "the division of O",
+                  [x], [exact], near(exact, 1))  # fmt: skip
 
     a, b = (np.repeat(special, len(special)), np.tile(special, len(special)))
     canonical = np.uint32(0x7FFFFFFF).view(np.float32)
@@ -645,7 +645,7 @@ def arithmetic():
         yield ask(3, "max_nan", "max.NaN.f32 gives the canonical NaN when one operand is one, and max(-0, +0) = +0",
                   "the row maximum", [a, b], [expected])  # fmt: skip
         least = np.where((a == 0) & (b == 0), np.where(np.signbit(a), a, b), np.fmin(a, b))
-        yield ask(4, "min_number", "min.f32 gives the number when the other operand is NaN", "the weights' bound",
+        yield ask(4, "min_number", "min.f32 gives the number when the other operand is NaN", "Hopper's row maximum",
                   [a, b], [np.where(np.isnan(a) & np.isnan(b), canonical, least)])  # fmt: skip
         a3, b3, c3 = np.repeat(a, len(special)), np.repeat(b, len(special)), np.tile(special, len(a))
         none = np.isnan(a3) | np.isnan(b3) | np.isnan(c3)

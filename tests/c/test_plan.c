@@ -82,6 +82,7 @@ static void check_tiles(const fa4_plan *plan)
     const fa4_tiles *t = &args.tiles;
     const int32_t ctas = (int32_t)(plan->grid[0] / plan->cluster[0]);
     CHECK(ctas >= 1 && ctas <= t->count && ctas <= FA4_CTAS_MAX, "%d CTAs for %d tiles", ctas, t->count);
+    CHECK((int64_t)args.len_q + args.hi <= INT32_MAX, "past the last query's last key: %d + %d", args.len_q, args.hi);
     if (t->count > 1 << 20) return;
     unsigned char *seen = allocate((size_t)t->count);
     memset(seen, 0, (size_t)t->count);
@@ -101,9 +102,28 @@ static void check_tiles(const fa4_plan *plan)
     free(seen);
 }
 
+// As many queries and keys as there may be.
+static void check_the_longest(void)
+{
+    for (int arch = 90; arch <= 100; arch += 10) {
+        fa4_fwd_params p = {.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 1 << 30, .len_kv = 1 << 30};
+        p.dim = p.dim_v = 8;
+        p.lo = FA4_UNBOUNDED_LO;
+        p.hi = FA4_UNBOUNDED_HI;
+        int64_t *const strides[] = {p.stride_q, p.stride_k, p.stride_v, p.stride_o};
+        for (int i = 0; i < 4; i++) strides[i][0] = strides[i][1] = strides[i][2] = 8, strides[i][3] = 1;
+        const fa4_chip chip = {.arch = arch, .multiprocessors = 132};
+        fa4_plan plan;
+        const fa4_status status = fa4_fwd_plan(&p, &chip, &plan);
+        CHECK(status == FA4_OK, "the longest call on %d: %s", arch, fa4_last_error());
+        if (status == FA4_OK) check_tiles(&plan);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const int cases = argc > 1 ? atoi(argv[1]) : 1000;
+    check_the_longest();
     int planned = 0, refused = 0;
     for (int i = 0; i < cases && failures < 10; i++) {
         state = (uint64_t)i << 32;
