@@ -102,6 +102,9 @@ class Instruction:
         return self.targets[0] if self.targets and self.opcode.startswith("BRA") else None
 
 
+BLACKWELL = (100, 103)
+
+
 def disassembler() -> str:
     """The path of nvdisasm."""
     found = shutil.which("nvdisasm")
@@ -118,16 +121,17 @@ def disassembler() -> str:
     raise FileNotFoundError("no nvdisasm: install the CUDA toolkit, or pip install nvidia-cuda-nvdisasm")
 
 
-def instructions(cubin: str | Path) -> list[Instruction]:
-    """The instructions of the cubin's one kernel, in order."""
+def instructions(cubin: str | Path, chips: tuple[int, ...] = (90, *BLACKWELL)) -> list[Instruction]:
+    """The instructions of the cubin's one kernel, in order; of another chip than these: ValueError."""
     if not Path(cubin).is_file():
         raise ValueError(f"{cubin}: no such file; the build leaves the kernels' cubins in build/ptx")
     done = subprocess.run([disassembler(), "-c", str(cubin)], capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"{cubin}: nvdisasm cannot read it: {done.stderr.strip()}")
-    target = re.search(r"\.target\s+(\w+)", done.stdout)
-    if not target or not re.fullmatch(r"sm_10[03][af]?", target[1]):
-        raise ValueError(f"{cubin}: is of {target[1] if target else 'no GPU'}, and this reads sm_100 and sm_103 only")
+    target = re.search(r"\.target\s+(sm_(\d+)\w*)", done.stdout)
+    if not target or int(target[2]) not in chips:
+        names = " and ".join(f"sm_{chip}" for chip in chips)
+        raise ValueError(f"{cubin}: is of {target[1] if target else 'no GPU'}, and this reads {names} only")
     listing: list[Instruction] = []
     labels: dict[str, int] = {}
     waiting: list[str] = []
@@ -210,7 +214,7 @@ def rescale(region: list[Instruction]) -> list[Instruction]:
 
 def roles(cubin: str | Path, listing: list[Instruction] | None = None) -> dict[str, Counter]:
     """Counts of the loop of each role, for one block of keys. listing: the cubin's instructions, if they are there."""
-    regions = loops(listing or instructions(cubin))
+    regions = loops(listing or instructions(cubin, BLACKWELL))
 
     def smallest(what, condition) -> list[Instruction]:
         found = next((r for r in regions if condition(count(r))), None)
@@ -234,7 +238,7 @@ def roles(cubin: str | Path, listing: list[Instruction] | None = None) -> dict[s
 
 def pipes(cubin: str | Path, listing: list[Instruction] | None = None) -> dict[str, int]:
     """Cycles of each pipe for a step of 256 queries by 128 keys, without a mask and without a rescale."""
-    regions = loops(listing or instructions(cubin))
+    regions = loops(listing or instructions(cubin, BLACKWELL))
     softmax = path(next(r for r in regions if count(r)["LDTM"] == 4 and 32 < count(r)["MUFU.EX2"]))
     correction = path(next(r for r in regions if count(r)["BAR"] == count(r)["LDS"] == 2), rescaled=0)
     mma = path(next(r for r in regions if count(r)["UTCHMMA"] >= 16))
@@ -267,7 +271,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the counts as JSON")
     options = parser.parse_args()
     try:
-        listings = {cubin: instructions(cubin) for cubin in options.cubin}
+        listings = {cubin: instructions(cubin, BLACKWELL) for cubin in options.cubin}
         found = {Path(cubin).stem: roles(cubin, listing) for cubin, listing in listings.items()}
         cycles = {Path(cubin).stem: pipes(cubin, listing) for cubin, listing in listings.items()}
     except (ValueError, FileNotFoundError) as error:
