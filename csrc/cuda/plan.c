@@ -136,13 +136,16 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t, int6
         .block_kv = t->box_v,
     };
     // Sections of about one round of CTAs would meet the turning points of the order in every round: they go one and a
-    // half times round at least. All are the same where that makes them at most half as large again.
+    // half times round at least. All are the same where that makes them at most half as large again, or a third
+    // smaller.
     const int64_t most = units < SECTION_MAX ? units : SECTION_MAX;
     const int64_t fits = clamp(section_bytes / unit_bytes, 1, most);
     const int64_t rounds = clamp(divide_up(3 * ctas / 2, group * blocks), 1, most);
     const int64_t least = fits > rounds ? fits : rounds;
     int64_t section = least;
     while (units % section != 0 && 2 * (section + 1) <= 3 * least) section++;
+    if (units % section != 0) section = least;
+    while (units % section != 0 && 3 * (section - 1) >= 2 * least) section--;
     if (units % section != 0) section = least;
     fa4_tiles tiles = {
         .count = (int32_t)(units * group * blocks),
