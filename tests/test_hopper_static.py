@@ -28,25 +28,41 @@ instructions = functools.cache(sass.instructions)
 each_kernel = pytest.mark.parametrize("cubin", CUBINS, ids=lambda path: path.stem.removeprefix("fa4_sm90_fwd_"))
 
 
+def written(instruction):
+    """The registers that an instruction writes."""
+    if instruction.opcode.startswith(("ST", "BAR", "SYNCS", "RED", "UTMA")):
+        return set()
+    first = re.match(r"(?:U?P\w+, )*R(\d+)\b", instruction.text)  # after predicates
+    if not first:
+        return set()
+    width = 2 if ".WIDE" in instruction.opcode else {"64": 2, "128": 4}.get(instruction.opcode.rpartition(".")[2], 1)
+    return set(range(int(first[1]), int(first[1]) + width))
+
+
 def overwritten(listing):
-    """Instructions that write a register which a wgmma started before them may still read."""
-    groups, group, found = [], set(), []  # registers that each group of products reads, oldest first
-    for i in listing:
-        if i.opcode.startswith("HGMMA"):
-            if operand := re.match(r"R\d+, R(\d+), gdesc", i.text):
-                group |= set(range(int(operand[1]), int(operand[1]) + 4))
-            if "gsb0" in i.text:
-                groups, group = [*groups, group], set()
-            continue
-        if i.opcode.startswith("WARPGROUP.DEPBAR"):
-            pending = int(re.search(r"gsb0, 0x(\d+)", i.text)[1])
-            groups = groups[len(groups) - pending :] if pending else []
-            continue
-        written = re.match(r"R(\d+)\b", i.text)
-        if written and not i.opcode.startswith(("ST", "BAR", "SYNCS", "RED", "UTMA")):
-            width = {"64": 2, "128": 4}.get(i.opcode.rpartition(".")[2], 1)
-            if set(range(int(written[1]), int(written[1]) + width)) & group.union(*groups):
+    """Instructions that write a register which a wgmma started before them, on some way to them, may still read."""
+    at = {i.address: n for n, i in enumerate(listing)}
+    found, seen = [], set()
+    todo = [(0, (), frozenset())]  # a place; the registers that each group of products reads, oldest first; an open one
+    while todo:
+        n, groups, group = todo.pop()
+        while n < len(listing) and (n, groups, group) not in seen:
+            seen.add((n, groups, group))
+            i = listing[n]
+            if i.opcode.startswith("HGMMA"):
+                if operand := re.match(r"R\d+, R(\d+), gdesc", i.text):
+                    group |= set(range(int(operand[1]), int(operand[1]) + 4))
+                if "gsb0" in i.text:
+                    groups, group = (*groups, group), frozenset()
+            elif i.opcode.startswith("WARPGROUP.DEPBAR"):
+                pending = int(re.search(r"gsb0, 0x(\d+)", i.text)[1])
+                groups = groups[max(0, len(groups) - pending) :]
+            elif written(i) & group.union(*groups):
                 found.append(i)
+            todo += [(at[target], groups, group) for target in i.targets]
+            if i.leaves:
+                break
+            n += 1
     return found
 
 
@@ -58,8 +74,11 @@ def test_nothing_overwrites_what_a_product_still_reads(cubin):
 
 
 def test_what_is_overwritten_is_found():
-    def listing(*lines):
-        return [sass.Instruction(16 * n, "", *line.split(" ", 1)) for n, line in enumerate(lines)]
+    def listing(*lines, back_to=0):
+        found = [sass.Instruction(16 * n, "", *line.split(" ", 1)) for n, line in enumerate(lines)]
+        for i in found:
+            i.targets = [16 * back_to] if i.opcode == "BRA" else []
+        return found
 
     first = "HGMMA.64x128x16.F32.BF16 R24, R152, gdesc[UR4].tnspB, R24"
     last = "HGMMA.64x128x16.F32.BF16 R24, R156, gdesc[UR4].tnspB, R24, gsb0"
@@ -68,6 +87,10 @@ def test_what_is_overwritten_is_found():
     assert overwritten(listing(first, last, "LDS.128 R150, [R8]"))
     assert overwritten(listing(first, last, wait + "1", "MOV R159, R8"))
     assert overwritten(listing(first, "MOV R152, R8"))
+    assert overwritten(listing(first, "SHFL.BFLY PT, R152, R8, 0x1, 0x1f"))
+    loop = "MOV R156, R8", wait + "0", "MOV R152, R8", first, last, "BRA `(.L_1)"
+    assert [i.address for i in overwritten(listing(*loop))] == [0]
+    assert not overwritten(listing(*loop, back_to=1))
     assert not overwritten(listing(first, last, "MOV R160, R152", "STS [R152], R8"))
     assert not overwritten(listing(first, last, wait + "0", "MOV R152, R8"))
 
