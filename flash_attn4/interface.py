@@ -464,7 +464,7 @@ def _by_formula(q, k, v, lo, hi, scale):
 class Explanation:
     """What explain() found. str() and print() give it as sentences."""
 
-    backend: str  #: "cpu", "sm_90", "sm_100"; "pytorch" when our kernels cannot run the call
+    backend: str  #: one of backends(); "pytorch" when our kernels cannot run the call
     isa: str | None  #: the CPU's instruction set that would run it
     reason: str | None  #: why our kernels cannot run it
     not_faster: dict  #: {faster backend or instruction set: why it is not used}
@@ -499,7 +499,8 @@ def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *
         return Explanation("pytorch", None, reason, {})
     arch = ops.arch_of(query.device)
     if arch:
-        return Explanation(f"sm_{arch}", None, None, {}, kernel.notes())
+        kernels = next(kernels for kernels, chips in _CHIPS.items() if arch in chips)
+        return Explanation(f"sm_{kernels}", None, None, {}, kernel.notes())
     used = _C.isa_in_use()
     not_faster = {name: why for name, why in backends().items() if name != "cpu"}
     for name, why in _C.isas():

@@ -35,11 +35,10 @@ class Chip:
     """Stands for _C_cuda and the operator. calls has the arguments of each call."""
 
     def __init__(self, arch):
-        self.arch, self.calls, self.runs, self.gradients = arch, [], True, False
+        self.arch, self.calls, self.runs = arch, [], True
 
     def unsupported(self, backward, arch, dtype, dim, dim_v, mask, scale, sizes=None, strides=None, addresses=None):
-        if backward and not self.gradients:
-            return "gradients are not implemented on CUDA"
+        assert not backward, "PyTorch's kernels are asked about gradients"
         batch, heads_q, heads_kv, len_q, len_kv = sizes or (1, 1, 1, 1, 1)
         strides = strides or (dim, dim, dim, 1) * 2 + (dim_v, dim_v, dim_v, 1) * 2
         call = {
@@ -195,9 +194,8 @@ def test_the_rule_for_copies_is_that_of_the_plan(size, stride):
 
 @pytest.fixture
 def as_if(monkeypatch):
-    """The package thinks of a GPU, with gradients, and its operator is the CPU's, which takes everything."""
+    """The package thinks of a GPU, and its operator is the CPU's, which takes everything."""
     chip = Chip(90)
-    chip.gradients = True
     monkeypatch.setattr(ops, "_C_cuda", chip)
     monkeypatch.setattr(ops, "arch_of", lambda device: chip.arch)
     with set_fallback("error"):
@@ -424,6 +422,14 @@ def test_a_transformers_model(chip, side):
     assert len(chip.calls) == 3
     assert all(call["hi"] == 0 and call["len_kv"].tolist() == [13, 9] for call in chip.calls)
     assert chip.calls[0]["len_kv"] is chip.calls[2]["len_kv"]
+
+
+@pytest.mark.parametrize("capability, backend", [(90, "sm_90"), (100, "sm_100"), (103, "sm_100")])
+def test_the_backend_is_one_of_backends(monkeypatch, capability, backend):
+    monkeypatch.setattr(ops, "_C_cuda", Chip(capability))
+    monkeypatch.setattr(ops, "arch_of", lambda device: capability)
+    assert explain(*qkv()).backend == backend
+    assert backend in flash_attn4.backends()
 
 
 # ---- on a GPU itself
