@@ -14,7 +14,7 @@ typedef struct {
     const int32_t *len_kv_of; // [batch], or NULL
     fa4_tiles tiles;
     int32_t len_q, len_kv;
-    int32_t lo, hi; // query i sees key j when lo <= j - i <= hi; clamped, so that i + lo and i + hi do not overflow
+    int32_t lo, hi; // query i sees key j when lo <= j - i <= hi; clamped, so that i + lo and i + hi + 1 do not overflow
     // A weight is 2^(scale_log2 (s - max s)) with scale_log2 > 0.
     // On Hopper s is q kᵀ; where the scale is not a plain positive number, q kᵀ times prescale, and scale_log2 is 1.
     // On Blackwell s is q kᵀ, or -q kᵀ when the scale is negative, and a scale of 0 is the smallest normal number: -inf

@@ -173,7 +173,6 @@ FA4_DEVICE void stmatrix_x4(uint32_t row, uint32_t a0, uint32_t a1, uint32_t a2,
                  : "memory");
 }
 
-// PTX ISA, "st": 16 bytes.
 FA4_DEVICE uint32_t ld_shared_32(uint32_t src)
 {
     uint32_t d;
@@ -181,6 +180,7 @@ FA4_DEVICE uint32_t ld_shared_32(uint32_t src)
     return d;
 }
 
+// PTX ISA, "st": 16 bytes.
 FA4_DEVICE void st_shared_v4(uint32_t dst, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"

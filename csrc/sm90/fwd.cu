@@ -309,7 +309,7 @@ FA4_DEVICE void mask_scores(float (&s)[BLOCK_KV / 2], const fa4_fwd_args &args, 
 {
     if (args.has_prescale) {
 #pragma unroll
-        for (int i = 0; i < BLOCK_KV / 2; i++) s[i] *= args.prescale;
+        for (int e = 0; e < BLOCK_KV / 2; e++) s[e] *= args.prescale;
     }
     const int column = threadIdx.x % 4 * 2; // of this thread's first element
 #pragma unroll
