@@ -132,6 +132,14 @@ def test_a_wait_that_stops_a_kernel_is_not_the_fault_that_was_asked_for(blackwel
     assert worker.run(blackwell, items.Item("x", probe=BY_NAME["fault_unaligned"]))["result"] == "error"
 
 
+def test_nor_is_an_error_before_the_kernel(blackwell, monkeypatch):
+    def no_memory(array):
+        raise device.DeviceError("cudaMalloc: out of memory")
+
+    monkeypatch.setattr(blackwell, "upload", no_memory)
+    assert worker.run(blackwell, items.Item("x", probe=BY_NAME["fault_unaligned"]))["result"] == "error"
+
+
 def test_a_failure_says_where(blackwell):
     probe = BY_NAME["d_of_128_rows"]
     out = probe.expected.ravel().copy()

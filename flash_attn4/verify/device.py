@@ -22,6 +22,10 @@ class DeviceError(RuntimeError):
     """What CUDA said; nothing more runs in this process."""
 
 
+class KernelError(DeviceError):
+    """What a kernel ended in."""
+
+
 def compute_capability() -> int | None:
     """Of the first GPU, as 10 * major + minor; None without one. Asks the driver alone: nothing is built yet."""
     try:
@@ -132,7 +136,10 @@ class Device:
         return out
 
     def wait(self):
-        self.check(self.lib.fa4_verify_wait())
+        try:
+            self.check(self.lib.fa4_verify_wait())
+        except DeviceError as error:
+            raise KernelError(str(error)) from None
 
     def free(self, *addresses):
         for at in addresses:
