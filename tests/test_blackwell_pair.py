@@ -39,8 +39,10 @@ def check_pair(q, k, v, *, seeds=0, **how):
         (((1, 1, 512, 192), (1, 1, 50, 192), (1, 1, 50, 128)), {}, "d192_v128_pair"),
         (((1, 1, 512, 96), (1, 1, 50, 96), (1, 1, 50, 96)), {}, "d96"),
         (((1, 1, 512, 64), (1, 1, 50, 64), (1, 1, 50, 64)), {}, "d64"),
-        (((1, 1, 512, 128), (1, 1, 50, 128), (1, 1, 50, 128)), {"hi": 0}, "d128"),
-        (((1, 1, 512, 128), (1, 1, 50, 128), (1, 1, 50, 128)), {"lo": -9999}, "d128"),
+        (((1, 1, 512, 128), (1, 1, 50, 128), (1, 1, 50, 128)), {"hi": 48}, "d128"),
+        (((1, 1, 512, 128), (1, 1, 50, 128), (1, 1, 50, 128)), {"hi": 49}, "d128_pair"),
+        (((1, 1, 512, 128), (1, 1, 50, 128), (1, 1, 50, 128)), {"lo": -510}, "d128"),
+        (((1, 1, 512, 128), (1, 1, 50, 128), (1, 1, 50, 128)), {"lo": -511}, "d128_pair"),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -82,7 +84,25 @@ def test_unequal_lengths(variant, len_q, len_kv):
 @pairs
 def test_random_schedules(variant):
     """More tiles than pairs, more blocks than places in the ring several times over, under 20 random schedules."""
-    check_pair(*inputs(variant, 600, 1300, batch=2), seeds=20)
+    check_pair(*inputs(variant, 1100, 1000), seeds=20)
+
+
+@pairs
+@pytest.mark.parametrize(
+    "len_q, len_kv, band",
+    [
+        (700, 700, {"hi": 0}),
+        (300, 900, {"hi": 600}),
+        (900, 900, {"lo": -200, "hi": 10}),
+        (900, 900, {"lo": 100, "hi": 300}),
+        (1100, 500, {"hi": -300}),
+        (600, 600, {"lo": 300}),
+        (512, 512, {"lo": -130, "hi": -120}),
+    ],
+)
+def test_masks(variant, len_q, len_kv, band):
+    """The plan gives them to CTAs alone, but the kernels can: both CTAs take the blocks that any row of theirs sees."""
+    check_pair(*inputs(variant, len_q, len_kv), seeds=1, **band)
 
 
 @pairs

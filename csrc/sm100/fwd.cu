@@ -225,13 +225,12 @@ FA4_DEVICE uint32_t mma_address(const uint64_t *mbar)
     return CTAS == 1 ? shared_address(mbar) : mapa(shared_address(mbar), 0);
 }
 
-// As arrive_warp, at a barrier that the mma warp waits for. What it says is of tensor memory, behind
+// As arrive_warp, at the mma_address of a barrier. What it says is of tensor memory, behind
 // tcgen05_fence_before_thread_sync.
-FA4_DEVICE void tell_mma(uint64_t *mbar)
+FA4_DEVICE void tell_mma(uint32_t mbar)
 {
-    if (CTAS == 1) return arrive_warp(mbar);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive_relaxed_cluster(mma_address(mbar));
+    if (threadIdx.x % 32 == 0) CTAS == 1 ? mbarrier_arrive(mbar) : mbarrier_arrive_relaxed_cluster(mbar);
 }
 
 // Waits for a barrier at which the other CTA of a pair arrives too: for what is in tensor memory, before
@@ -240,15 +239,6 @@ FA4_DEVICE void tell_mma(uint64_t *mbar)
     (CTAS == 1 ? mbarrier_wait(shared_address(mbar), parity) \
                : mbarrier_wait_relaxed_cluster(shared_address(mbar), parity))
 #define wait_smem(mbar, parity) (wait_tmem(mbar, parity), CTAS == 1 ? (void)0 : fence_acquire_shared_cluster())
-
-// The warp's products until now are complete: an arrival at mbar, in a pair at those of both CTAs.
-FA4_DEVICE void commit(uint64_t *mbar, uint32_t elected)
-{
-    if (CTAS == 1)
-        tcgen05_commit(shared_address(mbar), elected);
-    else
-        tcgen05_commit_multicast(shared_address(mbar), 3, elected);
-}
 
 // Softmax and correction warps: tensor memory is no longer theirs.
 FA4_DEVICE void leave_tmem()
@@ -367,9 +357,10 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
             load_v(block, false);
         }
     });
-    if (CTAS > 1) { // nothing may signal a CTA that is gone
-        for (int i = 0; i < STAGES; i++, at.next()) wait_smem(&s.kv_empty[at.stage], at.parity ^ 1);
-        for (int t = 0; t < TILES; t++) wait_smem(&s.q_empty[t], q_parity >> t & 1);
+    if (CTAS > 1) { // no product may read from this CTA, no commit arrive at it, when it is gone
+        for (int i = 0; i < STAGES; i++, at.next()) wait_tmem(&s.kv_empty[at.stage], at.parity ^ 1);
+        for (int t = 0; t < TILES; t++) wait_tmem(&s.q_empty[t], q_parity >> t & 1);
+        fence_acquire_shared_cluster();
     }
 }
 
@@ -404,7 +395,7 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
                 tcgen05_mma_ss<CTAS>(tmem + TMEM_S + t * BLOCK_KV, q + (slab * BLOCK_Q * ROW + inside) / UNIT,
                                      k + (slab * K_ROWS * ROW + inside) / UNIT, qk, i > 0, elected);
             }
-            commit(&s.s_full[t], elected);
+            tcgen05_commit<CTAS>(shared_address(&s.s_full[t]), elected);
         };
         // O of a tile plus its P times the block of values at this place. P comes in two parts.
         auto output = [&](int t, uint32_t stage, bool accumulate) {
@@ -435,9 +426,9 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
             q_parity ^= 1u << t;
             if (!n.of[t].has(n.all.end - 1)) continue;
             scores(t, at.stage);
-            if (!TIGHT && n.of[t].begin == n.all.end - 1) commit(&s.q_empty[t], elected);
+            if (!TIGHT && n.of[t].begin == n.all.end - 1) tcgen05_commit<CTAS>(shared_address(&s.q_empty[t]), elected);
         }
-        commit(&s.kv_empty[at.stage], elected);
+        tcgen05_commit<CTAS>(shared_address(&s.kv_empty[at.stage]), elected);
         at.next();
 
         // O of a block, then S of the next, of both tiles in turn. inside: both tiles have both blocks, and they are
@@ -450,16 +441,17 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
             for (int t = 0; t < TILES; t++) {
                 if (inside || n.of[t].has(block)) {
                     output(t, v_stage, inside || block != n.of[t].end - 1);
-                    if (!inside && block == n.of[t].begin) commit(&s.o_full[t], elected);
+                    if (!inside && block == n.of[t].begin) tcgen05_commit<CTAS>(shared_address(&s.o_full[t]), elected);
                 }
-                if (t == TILES - 1) commit(&s.kv_empty[v_stage], elected);
+                if (t == TILES - 1) tcgen05_commit<CTAS>(shared_address(&s.kv_empty[v_stage]), elected);
                 if (t == 0) wait_kv(); // K of the next
                 if (inside || n.of[t].has(block - 1)) {
                     scores(t, at.stage);
-                    if (!TIGHT && !inside && block - 1 == n.of[t].begin) commit(&s.q_empty[t], elected);
+                    if (!TIGHT && !inside && block - 1 == n.of[t].begin)
+                        tcgen05_commit<CTAS>(shared_address(&s.q_empty[t]), elected);
                 }
             }
-            commit(&s.kv_empty[at.stage], elected);
+            tcgen05_commit<CTAS>(shared_address(&s.kv_empty[at.stage]), elected);
             at.next();
         };
         const int inside_begin = max(n.of[0].begin, n.of[1].begin) + 2, inside_end = min(n.of[0].end, n.of[1].end) - 1;
@@ -476,9 +468,9 @@ FA4_DEVICE void mma_warp(smem &s, const fa4_fwd_args &args)
         for (int t = 0; t < TILES; t++) {
             if (!n.of[t].has(block)) continue;
             output(t, at.stage, block != n.of[t].end - 1);
-            commit(&s.o_full[t], elected);
+            tcgen05_commit<CTAS>(shared_address(&s.o_full[t]), elected);
         }
-        commit(&s.kv_empty[at.stage], elected);
+        tcgen05_commit<CTAS>(shared_address(&s.kv_empty[at.stage]), elected);
         at.next();
     });
 }
@@ -526,6 +518,7 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t, int war
     const int row = threadIdx.x % BLOCK_Q;
     const uint32_t s_tmem = tmem_lanes(warp) + TMEM_S + t * BLOCK_KV, p_tmem = s_tmem + TMEM_P;
     const uint32_t stats = BARRIER_STATS + WARPS * t + warp;
+    const uint32_t p_full = mma_address(&sm.p_full[t]), p_last = mma_address(&sm.p_last[t]);
     const float scale_log2 = args.scale_log2;
     // A row's maximum before its first key: finite, so that -inf minus it is -inf and hidden keys have a weight of 0.
     const float lowest = -1e38f * rcp_approx_ftz(fmaxf(1, scale_log2));
@@ -619,7 +612,7 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t, int war
                 if (f == FRAGMENTS - 2 || f == FRAGMENTS - 1) {
                     tcgen05_wait_st();
                     tcgen05_fence_before_thread_sync();
-                    tell_mma(f == FRAGMENTS - 2 ? &sm.p_full[t] : &sm.p_last[t]);
+                    tell_mma(f == FRAGMENTS - 2 ? p_full : p_last);
                 }
             }
             pair sums[4] = {};
@@ -665,11 +658,13 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args, int warp)
 {
     const int row = threadIdx.x % BLOCK_Q;
     const uint32_t lanes = tmem_lanes(warp);
+    const uint32_t first_p_full = mma_address(&sm.p_full[0]);
+    auto p_full = [&](int t) { return first_p_full + t * (uint32_t)sizeof sm.p_full[0]; };
     // Where both tiles have one place, tile 0's turn is first.
     uint32_t o_parity = 0, out_parity = SHAPE.o_places == 1 ? 1 : 3;
 
     // O of both tiles is free before the first product.
-    for (int t = 0; t < TILES; t++) tell_mma(&sm.p_full[t]);
+    for (int t = 0; t < TILES; t++) tell_mma(p_full(t));
 
     for_each_work(args, [&](const work &w) {
         const both_blocks n = both_blocks_of(args, w);
@@ -697,7 +692,7 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args, int warp)
                 tcgen05_wait_st();
                 tcgen05_fence_before_thread_sync();
             }
-            tell_mma(&sm.p_full[t]);
+            tell_mma(p_full(t));
         };
         // Blocks that both tiles have, and neither first.
         const int both_begin = max(n.of[0].begin, n.of[1].begin), both_end = min(n.of[0].end, n.of[1].end) - 1;
@@ -774,7 +769,7 @@ FA4_DEVICE void correction_warps(smem &sm, const fa4_fwd_args &args, int warp)
             if (!empty) {
                 tcgen05_wait_ld();
                 tcgen05_fence_before_thread_sync();
-                tell_mma(&sm.p_full[t]); // O is free
+                tell_mma(p_full(t)); // O is free
             }
             arrive_warp(&sm.out_full[t]);
         }

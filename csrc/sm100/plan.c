@@ -57,7 +57,7 @@ static int tiling_of(const fa4_fwd_params *p, fa4_fwd_tiling *tiling)
 {
     fa4_fwd_tiling pair;
     if (!fa4_sm100_fwd_tiling(p, 1, tiling)) return 0;
-    if (p->lo != FA4_UNBOUNDED_LO || p->hi != FA4_UNBOUNDED_HI) return 1;
+    if (p->lo > 1 - p->len_q || p->hi < p->len_kv - 1) return 1;
     if (!fa4_sm100_fwd_tiling(p, 2, &pair) || pair.dim != tiling->dim || pair.dim_v != tiling->dim_v) return 1;
     const int64_t len_q = p->len_q < INT32_MAX ? p->len_q : INT32_MAX; // more is refused
     const int64_t rows = len_q << pair.pack_log2, tiled = (rows + pair.rows - 1) / pair.rows * pair.rows;

@@ -165,31 +165,29 @@ FA4_DEVICE void tcgen05_mma_ts(uint32_t d, uint32_t a, uint64_t b, uint32_t desc
                  : "memory");
 }
 
-// PTX ISA, "tcgen05.commit": one arrival at mbar when all products that the elected thread has issued are complete.
-FA4_DEVICE void tcgen05_commit(uint32_t mbar, uint32_t elected)
+// PTX ISA, "tcgen05.commit": one arrival at mbar when all products that the elected thread has issued are complete; of
+// a pair's products one in each CTA.
+template <int CTAS> FA4_DEVICE void tcgen05_commit(uint32_t mbar, uint32_t elected)
 {
-    asm volatile("{\n\t"
-                 ".reg .pred e;\n\t"
-                 "setp.ne.b32 e, %1, 0;\n\t"
-                 "@e tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];\n\t"
-                 "}"
-                 :
-                 : "r"(mbar), "r"(elected)
-                 : "memory");
-}
-
-// The same, of a pair's products: an arrival at mbar in each CTA of the cluster whose bit is set in ctas.
-FA4_DEVICE void tcgen05_commit_multicast(uint32_t mbar, uint16_t ctas, uint32_t elected)
-{
-    asm volatile("{\n\t"
-                 ".reg .pred e;\n\t"
-                 "setp.ne.b32 e, %2, 0;\n\t"
-                 "@e tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], "
-                 "%1;\n\t"
-                 "}"
-                 :
-                 : "r"(mbar), "h"(ctas), "r"(elected)
-                 : "memory");
+    if constexpr (CTAS == 1)
+        asm volatile("{\n\t"
+                     ".reg .pred e;\n\t"
+                     "setp.ne.b32 e, %1, 0;\n\t"
+                     "@e tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];\n\t"
+                     "}"
+                     :
+                     : "r"(mbar), "r"(elected)
+                     : "memory");
+    else
+        asm volatile("{\n\t"
+                     ".reg .pred e;\n\t"
+                     "setp.ne.b32 e, %1, 0;\n\t"
+                     "@e tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
+                     "[%0], %2;\n\t"
+                     "}"
+                     :
+                     : "r"(mbar), "r"(elected), "h"((uint16_t)3)
+                     : "memory");
 }
 
 // ---- Tensor copies of queries and output: [batch, unit, query, head, column], innermost last
@@ -247,7 +245,7 @@ FA4_DEVICE uint32_t cluster_ctarank()
 FA4_DEVICE uint32_t mapa(uint32_t address, uint32_t rank)
 {
     uint32_t mapped;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
     return mapped;
 }
 
