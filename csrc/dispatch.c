@@ -280,13 +280,21 @@ const char *fa4_bwd_unsupported(const fa4_bwd_params *p, int arch)
 
 // ---- Running
 
-// What only a call can be asked: pointers, and what the CPU can read through them.
-static fa4_status check_inputs(const fa4_fwd_params *p)
+// What only a call can be asked.
+static fa4_status check_pointers(const fa4_fwd_params *p)
 {
     if (p->len_kv > 0 && (!p->k || !p->v)) return fa4_fail(FA4_INVALID, "%s is NULL", !p->k ? "k" : "v");
     if (p->heads_q == 0 || p->len_q == 0) return FA4_OK; // nothing else is looked at
     if (!p->q || !p->o || !p->lse) return fa4_fail(FA4_INVALID, "%s is NULL", !p->q ? "q" : !p->o ? "o" : "lse");
     if (p->len_kv > 0 && p->mask_type != FA4_MASK_NONE && !p->mask) return fa4_fail(FA4_INVALID, "mask is NULL");
+    return FA4_OK;
+}
+
+// And what the CPU can read through pointers.
+static fa4_status check_inputs(const fa4_fwd_params *p)
+{
+    fa4_status status = check_pointers(p);
+    if (status != FA4_OK || p->heads_q == 0 || p->len_q == 0) return status;
     for (int64_t b = 0; p->len_kv_of && b < p->batch; b++)
         if (p->len_kv_of[b] < 0 || p->len_kv_of[b] > p->len_kv)
             return fa4_fail(FA4_INVALID, "len_kv_of[%lld] must be between 0 and len_kv = %lld: %ld", (long long)b,
@@ -304,11 +312,11 @@ fa4_status fa4_fwd(const fa4_fwd_params *p, int arch, void *stream)
     const char *reason = fa4_fwd_unsupported(p, arch);
     if (reason) return fa4_fail(FA4_UNSUPPORTED, "%s", reason);
     if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return FA4_OK;
+    fa4_status status = arch == FA4_ARCH_CPU ? check_inputs(p) : check_pointers(p);
+    if (status != FA4_OK) return status;
 #ifdef FA4_CUDA
     if (arch != FA4_ARCH_CPU) return fa4_cuda_fwd(p, stream);
 #endif
-    fa4_status status = check_inputs(p);
-    if (status != FA4_OK) return status;
     const fa4_cpu_kernels *kernels = &cpu_isa_now()->kernels;
     return report((p->dtype == FA4_F64 ? kernels->fwd_f64 : kernels->fwd)(p, stream));
 }

@@ -117,6 +117,7 @@ static void check_the_longest(void)
         const fa4_status status = fa4_fwd_plan(&p, &chip, &plan);
         CHECK(status == FA4_OK, "the longest call on %d: %s", arch, fa4_last_error());
         if (status == FA4_OK) check_tiles(&plan);
+        CHECK(fa4_fwd(&p, arch, NULL) == FA4_INVALID && strstr(fa4_last_error(), "k is NULL"), "NULL on %d", arch);
     }
 }
 
