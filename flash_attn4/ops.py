@@ -255,26 +255,32 @@ def _(dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=No
 
 @torch.library.impl("fa4::bwd", "CUDA")
 def _(dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
-    _check_inputs(q, k, v, dout=dout, dlse=dlse, out=out, lse=lse)
-    _check_results(q, v, dout=dout, dlse=dlse, out=out, lse=lse)
-    reason = unsupported(q, k, v, attn_mask, scale, backward=True, len_kv=len_kv)
-    if reason:
-        raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
+    if attn_mask is not None:
+        raise NotImplementedError("flash_attn4: on CUDA there is no gradient with attn_mask")
+    _check_gradient(q, k, v, None, len_kv, scale)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise RuntimeError(f"flash_attn4: {name} has {tensor.dim()} dimensions, and it must have 4")
+    (batch, heads, length, dim), (heads_kv, length_kv), dim_v = q.shape, k.shape[1:3], v.shape[3]
+    _check_like("k", k, q, (batch, heads_kv, length_kv, dim), q.dtype)
+    _check_like("v", v, q, (batch, heads_kv, length_kv, dim_v), q.dtype)
+    _check_like("dout", dout, q, (batch, heads, length, dim_v), q.dtype)
+    _check_like("out", out, q, (batch, heads, length, dim_v), q.dtype)
+    _check_like("lse", lse, q, (batch, heads, length), torch.float32)
+    if dlse is not None:
+        _check_like("dlse", dlse, q, (batch, heads, length), torch.float32)
     gradient.calls += 1
     grads = gradient.backward(dout, dlse, q, k, v, out, lse, lo, hi, scale)
     return tuple(_as_dense(grad, like) for grad, like in zip(grads, (q, k, v), strict=True))
 
 
-def _check_results(q, v, **results):
-    for name, tensor in results.items():
-        if tensor is None:
-            continue
-        is_lse = name.endswith("lse")
-        shape, dtype = (q.shape[:3], torch.float32) if is_lse else ((*q.shape[:3], v.shape[3]), q.dtype)
-        if tensor.shape != torch.Size(shape):
-            raise RuntimeError(f"flash_attn4: {name} has shape {list(tensor.shape)}, and it must be {list(shape)}")
-        if tensor.dtype != dtype:
-            raise RuntimeError(f"flash_attn4: {name} is {_name(tensor.dtype)}, and it must be {_name(dtype)}")
+def _check_like(name, tensor, q, shape, dtype):
+    if tensor.shape != torch.Size(shape):
+        raise RuntimeError(f"flash_attn4: {name} has shape {list(tensor.shape)}, and it must be {list(shape)}")
+    if tensor.dtype != dtype:
+        raise RuntimeError(f"flash_attn4: {name} is {_name(tensor.dtype)}, and it must be {_name(dtype)}")
+    if tensor.device != q.device:
+        raise RuntimeError(f"flash_attn4: {name} is on {tensor.device}, q on {q.device}")
 
 
 def _as_dense(grad, like):
@@ -288,13 +294,21 @@ def _as_dense(grad, like):
 # ---- gradients
 
 
+def _check_gradient(q, k, v, attn_mask, len_kv, scale):
+    """Raises when a call that the forward ran has no gradient."""
+    if q.is_cuda:
+        reason = gradient.unsupported(len_kv)
+    else:
+        reason = unsupported(q, k, v, attn_mask, scale, backward=True)
+    if reason:
+        raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
+
+
 def _setup_context(ctx, inputs, output):
     q, k, v, attn_mask, len_kv, ctx.lo, ctx.hi, ctx.scale = inputs
     if ctx.needs_input_grad[3]:
         raise NotImplementedError("flash_attn4: attn_mask requires grad, and there is no gradient for a mask")
-    reason = unsupported(q, k, v, attn_mask, ctx.scale, backward=True, len_kv=len_kv)
-    if reason:
-        raise NotImplementedError(f"flash_attn4: no gradient: {reason}")
+    _check_gradient(q, k, v, attn_mask, len_kv, ctx.scale)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, attn_mask, len_kv, *output)
 

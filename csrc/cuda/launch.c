@@ -95,12 +95,23 @@ static CUtensorMapDataType type_of(fa4_dtype type)
                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
 }
 
+// The driver wants a current context, which a thread has after a call of the runtime that needs one. A thread that
+// comes with memory from elsewhere may not have made any: choosing its device again does it.
+static int gave_thread_its_context(void)
+{
+    int device;
+    return cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
+}
+
 static fa4_status encode_map(encode_fn *encode, const fa4_tensor_map *map, CUtensorMap *encoded)
 {
-    CUresult result =
-        encode(encoded, type_of(map->type), (cuuint32_t)map->rank, (void *)(uintptr_t)map->address, map->size,
-               map->stride, map->box, map->element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(map->swizzle),
-               promotion_of(map->l2_promotion), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result;
+    int tries = 0;
+    do
+        result = encode(encoded, type_of(map->type), (cuuint32_t)map->rank, (void *)(uintptr_t)map->address, map->size,
+                        map->stride, map->box, map->element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                        swizzle_of(map->swizzle), promotion_of(map->l2_promotion), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    while (result == CUDA_ERROR_INVALID_CONTEXT && tries++ == 0 && gave_thread_its_context());
     if (result == CUDA_SUCCESS) return FA4_OK;
     return fa4_fail(FA4_DEVICE_ERROR,
                     "cuTensorMapEncodeTiled refused (%d) a tensor of %llu x %llu x %llu x %llu elements with strides "

@@ -33,18 +33,25 @@ typedef struct {
 } callbacks;
 
 static callbacks device;
-static int sticky; // the error that a kernel ended in
+static int sticky;                    // the error that a kernel ended in
+static _Thread_local int has_context; // until then the driver refuses a thread
 
 EXPORT void fa4_set_device(const callbacks *given)
 {
     device = *given;
-    sticky = 0;
+    sticky = has_context = 0;
 }
 
 cudaError_t cudaGetDevice(int *number)
 {
     *number = 0;
     return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int number)
+{
+    has_context = 1;
+    return number == 0 ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int number)
@@ -139,6 +146,7 @@ static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t ra
                        const cuuint32_t *element_stride, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                        CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
 {
+    if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
     if (interleave || fill || rank > 5 || promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
         return CUDA_ERROR_INVALID_VALUE;
     const unsigned number = map_count++ % MAPS;
