@@ -25,7 +25,7 @@ def keys_of(mask, batch, len_q):
     Found out once for each mask and each change of it: the device computes, and the host waits for seven numbers. The
     layers of a model that are given the same tensor do not wait again. A tensor of inference_mode does not count its
     changes, so it is looked at each time. While a CUDA graph is captured nothing is found out, nor known: a replay
-    might bring another mask in the same memory."""
+    might bring another mask in the same memory. What changes a mask behind torch's back is not seen."""
     if mask.dtype != torch.bool:
         return "attn_mask is added to the scores, and the GPU kernels take no mask but one of key lengths"
     if mask.dim() > 4 or (mask.dim() >= 3 and mask.shape[-3] != 1 and mask.stride(-3) != 0):
