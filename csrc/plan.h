@@ -31,7 +31,6 @@ typedef struct {
     const char *kernel; // the entry's name, as in the PTX
     uint32_t grid[3], block[3], cluster[3];
     uint32_t shared_bytes; // dynamic
-    int dependent_launch;  // 1: programmatic stream serialization
     int map_count;
     fa4_tensor_map map[FA4_PLAN_MAPS];
     size_t args_size;

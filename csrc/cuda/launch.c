@@ -23,7 +23,7 @@ static const struct {
 #include FA4_KERNELS
 };
 
-enum { KERNELS = sizeof kernels / sizeof *kernels, DEVICES = 64, ATTRIBUTES = 2 };
+enum { KERNELS = sizeof kernels / sizeof *kernels, DEVICES = 64 };
 
 static fa4_status failed(const char *what, cudaError_t error)
 {
@@ -140,25 +140,17 @@ fa4_status fa4_cuda_launch(const fa4_plan *plan, void *stream)
     }
     arguments[plan->map_count] = (void *)plan->args;
 
-    cudaLaunchAttribute attributes[ATTRIBUTES];
-    unsigned count = 0;
-    if (plan->cluster[0] * plan->cluster[1] * plan->cluster[2] > 1) {
-        attributes[count].id = cudaLaunchAttributeClusterDimension;
-        attributes[count].val.clusterDim.x = plan->cluster[0];
-        attributes[count].val.clusterDim.y = plan->cluster[1];
-        attributes[count++].val.clusterDim.z = plan->cluster[2];
-    }
-    if (plan->dependent_launch) {
-        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-    }
+    cudaLaunchAttribute cluster = {
+        .id = cudaLaunchAttributeClusterDimension,
+        .val.clusterDim = {plan->cluster[0], plan->cluster[1], plan->cluster[2]},
+    };
     const cudaLaunchConfig_t config = {
         .gridDim = {plan->grid[0], plan->grid[1], plan->grid[2]},
         .blockDim = {plan->block[0], plan->block[1], plan->block[2]},
         .dynamicSmemBytes = plan->shared_bytes,
         .stream = stream,
-        .attrs = attributes,
-        .numAttrs = count,
+        .attrs = &cluster,
+        .numAttrs = plan->cluster[0] * plan->cluster[1] * plan->cluster[2] > 1,
     };
     cudaError_t error = cudaLaunchKernelExC(&config, function, arguments);
     return error == cudaSuccess ? FA4_OK : failed(plan->kernel, error);

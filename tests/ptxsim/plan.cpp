@@ -69,7 +69,6 @@ py::dict plan_dict(const fa4_plan &plan)
     d["block"] = three(plan.block);
     d["cluster"] = three(plan.cluster);
     d["shared_bytes"] = plan.shared_bytes;
-    d["dependent_launch"] = plan.dependent_launch != 0;
     d["args"] = py::bytes(reinterpret_cast<const char *>(plan.args), plan.args_size);
     py::list maps;
     for (int i = 0; i < plan.map_count; i++) {

@@ -49,7 +49,7 @@ def unsupported(fwd_params, arch):
 
 
 def fwd_plan(fwd_params, arch, multiprocessors=2, ctas=0):
-    """The launch that runs the call: kernel, grid, block, cluster, shared_bytes, maps, args, dependent_launch.
+    """The launch that runs the call: kernel, grid, block, cluster, shared_bytes, maps, args.
 
     ctas: on Blackwell the form to take, CTAs alone (1) or in pairs (2); 0 leaves it to the plan."""
     return _fa4plan.fwd_plan(fwd_params, arch, multiprocessors, ctas)
