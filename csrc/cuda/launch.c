@@ -38,7 +38,7 @@ static fa4_status prepare(const fa4_plan *plan, const void **function)
     int i = 0, device;
     while (i < KERNELS && strcmp(kernels[i].name, plan->kernel) != 0) i++;
     if (i == KERNELS || !kernels[i].function)
-        return fa4_fail(FA4_DEVICE_ERROR, "this build left out the kernel %s", plan->kernel);
+        return fa4_fail(FA4_UNSUPPORTED, "this build left out the kernel %s", plan->kernel);
     *function = (const void *)(uintptr_t)kernels[i].function;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return failed("cudaGetDevice", error);
