@@ -79,6 +79,8 @@ def enable_sdpa(*, fused_encoder=False):
     fused_encoder: leave PyTorch's fused inference path of nn.TransformerEncoder and nn.MultiheadAttention on
         (torch.backends.mha). It has its own attention; off, these layers reach our kernels in eval mode too.
 
+    torch.nn.attention.activate_flash_attention_impl("flash_attn4") does the same.
+
     Returns a handle: handle.remove(), or `with enable_sdpa():`, undoes it. Calls nest; the kernels are PyTorch's again
     when the last handle is removed; until then fused_encoder is that of the latest one. PyTorch's dispatcher exchanges
     kernels without a lock: call this, and remove the handle, while no other thread is inside attention.
@@ -96,6 +98,12 @@ def enable_sdpa(*, fused_encoder=False):
         _handles[handle] = fused_encoder
         _set_fastpath()
     return handle
+
+
+# torch.nn.attention.activate_flash_attention_impl("flash_attn4") is enable_sdpa(), and restore_flash_attention_impl()
+# removes its handle.
+if hasattr(torch.nn.attention, "register_flash_attention_impl"):
+    torch.nn.attention.register_flash_attention_impl("flash_attn4", register_fn=enable_sdpa)
 
 
 def _disable(handle):

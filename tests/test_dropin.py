@@ -294,6 +294,29 @@ def test_undo_nesting_and_removing_twice():
     assert torch.backends.mha.get_fastpath_enabled() == before
 
 
+def test_pytorchs_registry_of_implementations_enables_and_restores():
+    attention = torch.nn.attention
+    if not hasattr(attention, "restore_flash_attention_impl"):
+        pytest.skip("this torch has no such registry, or cannot restore")
+    q, k, v = q_k_v()
+
+    def reached():
+        _, calls = calls_during(lambda: F.scaled_dot_product_attention(q, k, v))
+        return calls["sdpa_fwd"] == 1
+
+    assert "flash_attn4" in attention.list_flash_attention_impls()
+    assert not reached()
+    attention.activate_flash_attention_impl("flash_attn4")
+    try:
+        assert attention.current_flash_attention_impl() == "flash_attn4"
+        with enable_sdpa():
+            assert reached()
+        assert reached()
+    finally:
+        attention.restore_flash_attention_impl()
+    assert not reached()
+
+
 def test_another_schema_is_refused(monkeypatch):
     monkeypatch.setitem(sdpa._REPLACED, "_scaled_dot_product_flash_attention_for_cpu", "(Tensor q) -> Tensor")
     with pytest.raises(NotImplementedError, match="another operator than we replace"):

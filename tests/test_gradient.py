@@ -117,3 +117,67 @@ def test_the_gradient_of_lse_with_the_widest_v_is_refused_by_name():
 def test_lengths_per_batch_are_refused_by_name():
     assert gradient.unsupported(None) is None
     assert "len_kv" in gradient.unsupported(torch.ones(2, dtype=torch.int32))
+
+
+# ---- the operator on CUDA, called with tensors of the CPU
+
+CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+
+def bwd_on_cuda(*args, **call):
+    return torch.library.get_kernel("fa4::bwd", "CUDA").call_boxed(CUDA, *args, **call)
+
+
+def half_precision_call(order=(0, 1, 2, 3)):
+    """dout, dlse, q, k, v, out and lse, whose dimensions are in that order in memory."""
+
+    def laid_out(x):
+        return x.permute(order).contiguous().permute([order.index(d) for d in range(4)])
+
+    q, k, v = map(laid_out, hashed_qkv(17, 23, heads=4, heads_kv=2, dim=24, dim_v=40, dtype=torch.bfloat16))
+    out, lse = torch.ops.fa4.fwd(q, k, v, hi=4)
+    return [laid_out(hashed(*out.shape, seed=9, dtype=torch.bfloat16)), None, q, k, v, out, lse]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+def test_the_operator_gives_what_its_fake_promises(order, monkeypatch):
+    def rounded(dout, q, k, v, out, lse, *rest):
+        return [x.bfloat16() for x in flash(*(x.float() for x in (dout, q, k, v, out)), lse, *rest)]
+
+    monkeypatch.setattr(gradient, "_flash", rounded)
+    call = half_precision_call(order)
+    before = gradient.calls
+    grads = bwd_on_cuda(*call, hi=4)
+    assert gradient.calls == before + 1
+    fakes = torch.ops.fa4.bwd(*(x if x is None else x.to("meta") for x in call), hi=4)
+    exact = Reference(*call[2:5], dout=call[0], hi=4)
+    for grad, fake, right in zip(grads, fakes, (exact.dq, exact.dk, exact.dv), strict=True):
+        assert (grad.shape, grad.stride(), grad.dtype) == (fake.shape, fake.stride(), fake.dtype)
+        assert max_error(grad, right) <= 0.02 * float(right.abs().max())
+
+
+@pytest.mark.parametrize(
+    "argument, value, message",
+    [
+        (0, torch.zeros(2, 4, 17, 3), r"dout has shape \[2, 4, 17, 3\], and it must be \[2, 4, 17, 40\]"),
+        (0, torch.zeros(2, 4, 17, 40), "dout is float32, and it must be bfloat16"),
+        (1, torch.zeros(2, 4, 16), "dlse has shape"),
+        (2, torch.zeros(17, 24), "q has 2 dimensions, and it must have 4"),
+        (3, torch.zeros(2, 2, 23, 8), "k has shape"),
+        (4, torch.zeros(2, 2, 22, 40), "v has shape"),
+        (5, torch.zeros(2, 2, 17, 40), "out has shape"),
+        (6, torch.zeros(2, 4, 17, 1), "lse has shape"),
+        (6, torch.zeros(2, 4, 17).half(), "lse is float16"),
+        (0, torch.zeros(2, 4, 17, 40, dtype=torch.bfloat16, device="meta"), "dout is on meta, q on cpu"),
+    ],
+)
+def test_bad_input_of_the_operator_names_the_argument(argument, value, message):
+    args = half_precision_call()
+    args[argument] = value
+    with pytest.raises(RuntimeError, match=message):
+        bwd_on_cuda(*args)
+
+
+def test_a_mask_has_no_gradient_on_cuda():
+    with pytest.raises(NotImplementedError, match="attn_mask"):
+        bwd_on_cuda(*half_precision_call(), attn_mask=torch.ones(17, 23) > 0)
