@@ -5,7 +5,7 @@ per unit of csrc/variants.def, several at once, and again only what changed. tor
 bindings in csrc/torch and links.
 
 FA4_CUDA=0      leaves the CUDA part out
-FA4_ARCHS       the GPU architectures to compile, as "90a;100f"; otherwise all that csrc/variants.def has
+FA4_ARCHS       the GPU architectures to compile, as "90a;100f;103f"; otherwise all that csrc/variants.def has
 MAX_JOBS        how many compilers run at once; otherwise the cores, and one for each 2 GiB of memory
 CC, CFLAGS      the C compiler and more flags for it
 """

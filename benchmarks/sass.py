@@ -171,13 +171,16 @@ def total(counts: Counter) -> int:
     return sum(n for name, n in counts.items() if name not in NOT_IN_TOTAL)
 
 
-def hides(skipped: Counter) -> bool:
-    """Whether a branch jumps over what hides the keys of a fragment, and over nothing else."""
-    return skipped["FSETP/FSEL"] >= 24 and not skipped["FMNMX3"] and not skipped["MUFU.EX2"]
+def hides(over: list[Instruction]) -> bool:
+    """Whether a branch jumps over what is done with a fragment only where it is cut."""
+    skipped = count(over)
+    asks = any(i.jump is not None and not i.leaves for i in over)  # as what is done with one that is seen does
+    return skipped["FSETP/FSEL"] >= 24 and not skipped["MUFU.EX2"] and not asks
 
 
-def rescales(skipped: Counter) -> bool:
+def rescales(over: list[Instruction]) -> bool:
     """Whether a branch jumps over what multiplies O."""
+    skipped = count(over)
     return skipped["FMUL2"] > 0 and skipped["LDTM"] > 0 and skipped["BAR"] == 0
 
 
@@ -193,12 +196,12 @@ def path(region: list[Instruction], cut: int = 4, rescaled: int = 2) -> list[Ins
         if instruction.jump is None or instruction.jump <= instruction.address or instruction.jump not in at:
             continue
         after = at[instruction.jump]
-        skipped = count(region[n:after])
+        over = region[n:after]
         if instruction.leaves:
             n = after
-        elif hides(skipped):
+        elif hides(over):
             n, cut = (n, cut - 1) if cut else (after, 0)
-        elif rescales(skipped):
+        elif rescales(over):
             n, rescaled = (n, rescaled - 1) if rescaled else (after, 0)
     return executed
 
@@ -207,7 +210,7 @@ def rescale(region: list[Instruction]) -> list[Instruction]:
     """What one executed rescale adds."""
     for n, branch in enumerate(region):
         over = [i for i in region[n + 1 :] if branch.jump is not None and i.address < branch.jump]
-        if branch.jump in {i.address for i in region} and rescales(count(over)):
+        if branch.jump in {i.address for i in region} and rescales(over):
             return over
     return []
 

@@ -28,7 +28,8 @@ enum { FA4_PLAN_MAPS = 6, FA4_PLAN_ARGS = 1536 };
 // Kernel parameters: the maps first, each a 128-byte __grid_constant__ CUtensorMap in its own parameter, then one
 // struct by value.
 typedef struct {
-    const char *kernel; // the entry's name, as in the PTX
+    const char *kernel;      // the entry's name, as in the PTX
+    const char *kernel_else; // that of another that the same launch runs, where the build left that out; or NULL
     uint32_t grid[3], block[3], cluster[3];
     uint32_t shared_bytes; // dynamic
     int map_count;

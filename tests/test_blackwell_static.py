@@ -6,7 +6,9 @@ not, how many a block of keys costs, and that the barriers are what the head of 
 
 import functools
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +23,7 @@ PTX = ROOT / "build" / "ptx"
 SOURCE = ROOT / "csrc" / "sm100"
 STORED = Path(__file__).parent / "data" / "blackwell_counts.json"
 KERNELS = re.findall(
-    r'^FA4_CUDA_KERNEL\((fa4_sm100_fwd_\w+), \w+, sm100/fwd\.cu, ".*-DFA4_SHAPE=(\w+)',
+    r'^FA4_CUDA_KERNEL\((fa4_sm10[03]_fwd_\w+), \w+, sm100/fwd\.cu, ".*-DFA4_SHAPE=(\w+)',
     (ROOT / "csrc" / "variants.def").read_text(),
     re.MULTILINE,
 )
@@ -65,7 +67,9 @@ def nvcc(kernel):
 def highest_register(instruction):
     """The last register that an instruction names, -1 for none."""
     opcode, text = instruction.opcode, instruction.text
-    wide = re.search(r"\.x(\d+)$", opcode) if opcode.startswith(("LDTM", "STTM")) else None
+    if opcode.startswith("LDTM.STAT"):
+        text = text.split(",", 1)[1]  # behind the maximum, one register, which the loop around reads from too
+    wide = re.search(r"\.x(\d+)", opcode) if opcode.startswith(("LDTM", "STTM")) else None
     width = int(wide[1]) if wide else 4 if ".128" in opcode else 2 if ".64" in opcode else 1
     if re.match(r"(FFMA2|FADD2|FMUL2|CS2R$|IMAD\.WIDE|CS2R )", opcode):
         width = 2
@@ -97,6 +101,7 @@ def test_registers_are_read_from_instructions():
 
     assert last("LDTM.x32", "R36, tmem[UR8+0x20]") == 67
     assert last("STTM.x16", "tmem[UR8], R4") == 19
+    assert last("LDTM.STAT.x32.MAX.F32.NAN", "R135, R100, tmem[UR21]") == 131
     assert last("FMUL2.FTZ", "R36, R36.F32x2.HI_LO, R73.F32") == 73
     assert last("FFMA2.FTZ", "R36, R40.F32x2.HI_LO, R2.F32x2.HI_LO, R6.F32") == 41
     assert last("STS.128", "[R70+0x10], R4") == 70
@@ -139,8 +144,7 @@ def test_shared_memory_fits_and_tensor_memory_is_freed(kernel, shape):
     dtype = torch.bfloat16 if "bf16" in kernel else torch.float16
     q, v = (torch.empty(1, 1, 512, numbers[d], dtype=dtype) for d in ("dim", "dim_v"))
     call = plan.params(q, q, v, v, torch.empty(1, 1, 512))
-    arch = 103 if shape.endswith("_ex2") else 100
-    made_plan = plan.fwd_plan(call, arch, 148, numbers["ctas"])
+    made_plan = plan.fwd_plan(call, int(kernel[6:9]), 148, numbers["ctas"])
     assert made_plan["kernel"] == kernel
     assert 100 << 10 < made_plan["shared_bytes"] <= 227 << 10
 
@@ -160,6 +164,8 @@ def test_the_machine_code_is_the_fast_path(kernel, shape):
     opcodes = {i.opcode for i in listing(kernel)}
     for wanted in ("UTCHMMA", "LDTM", "STTM", "UTMALDG", "UTMASTG", "FFMA2", "SYNCS", "USETMAXREG"):
         assert any(opcode.startswith(wanted) for opcode in opcodes), wanted
+    finds_maxima = any(opcode.startswith("LDTM.STAT") for opcode in opcodes)
+    assert finds_maxima == kernel.startswith("fa4_sm103")
     assert any(".2CTA" in o for o in opcodes if o.startswith("UTCHMMA")) == (shapes()[shape]["ctas"] == 2)
     assert not [o for o in opcodes if re.match(r"(HMMA|LDGSTS|WARPGROUP)", o)]
 
@@ -189,20 +195,30 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("form", ["d128", "d128_pair"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_no_more_instructions_than_the_published_kernels(dtype, form):
-    ours = counts(f"fa4_sm100_fwd_{dtype}_{form}")
+@pytest.mark.parametrize("arch", [100, 103])
+def test_no_more_instructions_than_the_published_kernels(arch, dtype, form):
+    ours = counts(f"fa4_sm{arch}_fwd_{dtype}_{form}")
     for role, most in PUBLISHED.items():
         assert ours[role] <= most, role
 
 
 @pytest.mark.parametrize("dims", ["d128", "d128_pair", "d192_v128", "d192_v128_pair"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_no_pipe_takes_as_long_as_the_tensor_core(dims, dtype):
-    cycles = counts(f"fa4_sm100_fwd_{dtype}_{dims}")["pipes"]
+@pytest.mark.parametrize("arch, chip", [(100, "B200"), (103, "B300")])
+def test_no_pipe_takes_as_long_as_the_tensor_core(dims, dtype, arch, chip):
+    cycles = counts(f"fa4_sm{arch}_fwd_{dtype}_{dims}")["pipes"]
     tensor_core = cycles["tensor core"]
     assert tensor_core == {"128": 2048, "192": 2560}[dims[1:4]]
-    for name, n in cycles.items():
-        assert n < tensor_core or name == "tensor core", name
+    for name in ("FMA", "ALU", f"MUFU of {chip}", "issue", "issue, beside the MMA warp"):
+        assert cycles[name] < tensor_core, name
+
+
+@pytest.mark.parametrize("arch, chip", [(100, "B200"), (103, "B300")])
+def test_at_head_dim_64_no_pipe_stands_out(arch, chip):
+    """Exponentials take longer than products there: as many are emulated as make MUFU, FMA and issue slots meet."""
+    cycles = counts(f"fa4_sm{arch}_fwd_bf16_d64")["pipes"]
+    most = max(cycles["FMA"], cycles["ALU"], cycles[f"MUFU of {chip}"], cycles["issue, beside the MMA warp"])
+    assert most <= (1400 if arch == 100 else 1.01 * cycles["tensor core"])
 
 
 @each_kernel
@@ -240,6 +256,51 @@ def test_sass_prints_tables(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--json"])
     sass.main()
     assert json.loads(capsys.readouterr().out)["fa4_sm100_fwd_bf16_d64"]["mma"]["UTCHMMA"] == 24
+
+
+def test_the_readmes_table_is_what_is_counted():
+    table = (ROOT / "README.md").read_text().split("<!-- counts -->\n")[1].split("\n\n")[0]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    columns = {
+        "64": "fa4_sm100_fwd_bf16_d64",
+        "128": "fa4_sm100_fwd_bf16_d128",
+        "192, 128": "fa4_sm100_fwd_bf16_d192_v128",
+        "64 on B300": "fa4_sm103_fwd_bf16_d64",
+        "128 on B300": "fa4_sm103_fwd_bf16_d128",
+    }
+    if nvcc(columns["64"]) != json.loads(STORED.read_text())["nvcc"]:
+        pytest.skip("the README has the counts of another nvcc")
+    for n, title in enumerate(head[1:], 1):
+        ours = counts(columns[title])
+        mufu = "MUFU of B300" if "B300" in title else "MUFU of B200"
+        order = [
+            role for role in ours if role not in ("softmax, masked block, all cut", "load", "UR spill/fill", "pipes")
+        ]
+        pipes = [mufu, "FMA", "ALU", "issue, beside the MMA warp", "tensor core"]
+        expected = [ours[role] for role in order] + [ours["pipes"][name] for name in pipes]
+        assert [int(row[n]) for row in rows] == expected, title
+
+
+def test_a_sweep_counts_and_refuses_what_spills(tmp_path):
+    """Without a GPU, one combination that is the kernel as it ships, and one with too few registers."""
+    kernel = "fa4_sm100_fwd_f16_d64"
+    ours = counts(kernel)
+    command = [sys.executable, ROOT / "benchmarks" / "sweep.py", kernel, "--softmax", "208", "176", "248"]
+    nowhere = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*command, "--build", tmp_path], capture_output=True, text=True, env=nowhere)
+    assert done.returncode == 0, done.stderr
+    title, head, _, shipped, spilling, impossible, end = done.stdout.splitlines()
+    assert kernel in title
+    row = dict(zip(*([cell.strip() for cell in line.strip("|").split("|")] for line in (head, shipped)), strict=True))
+    assert int(row["plain"]) == ours["softmax, plain block"]
+    assert int(row["MUFU"]) == ours["pipes"]["MUFU of B200"]
+    assert int(row["others"]) == 512 - 2 * 208 - int(row["correction"])
+    assert "refused: spills" in spilling
+    assert "refused: -48 registers for the other warps" in impossible
+    assert end.startswith("not timed: torch finds no CUDA device")
+    unknown = subprocess.run([*command[:2], "fa4_nothing"], capture_output=True, text=True)
+    assert unknown.returncode == 1
+    assert "no Blackwell kernel fa4_nothing" in unknown.stderr
 
 
 # ---- The barrier table at the head of fwd.cu

@@ -30,15 +30,21 @@ static fa4_status failed(const char *what, cudaError_t error)
     return fa4_fail(FA4_DEVICE_ERROR, "%s: %s", what, cudaGetErrorString(error));
 }
 
+static int number_of(const char *name)
+{
+    for (int i = 0; name && i < KERNELS; i++)
+        if (kernels[i].function && strcmp(kernels[i].name, name) == 0) return i;
+    return -1;
+}
+
 // The kernel's handle, allowed its shared memory on the current device: asked for once, by whoever comes first, and by
 // threads that come at the same time each once.
 static fa4_status prepare(const fa4_plan *plan, const void **function)
 {
     static atomic_bool ready[KERNELS][DEVICES];
-    int i = 0, device;
-    while (i < KERNELS && strcmp(kernels[i].name, plan->kernel) != 0) i++;
-    if (i == KERNELS || !kernels[i].function)
-        return fa4_fail(FA4_UNSUPPORTED, "this build left out the kernel %s", plan->kernel);
+    int i = number_of(plan->kernel), device;
+    if (i < 0) i = number_of(plan->kernel_else);
+    if (i < 0) return fa4_fail(FA4_UNSUPPORTED, "this build left out the kernel %s", plan->kernel);
     *function = (const void *)(uintptr_t)kernels[i].function;
     cudaError_t error = cudaGetDevice(&device);
     if (error != cudaSuccess) return failed("cudaGetDevice", error);

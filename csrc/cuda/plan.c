@@ -235,7 +235,10 @@ fa4_status fa4_fwd_plan(const fa4_fwd_params *p, const fa4_chip *chip, fa4_plan 
 void fa4_fwd_plan_of(const fa4_fwd_params *p, const fa4_chip *chip, const fa4_fwd_tiling *t, fa4_plan *plan)
 {
     memset(plan, 0, sizeof *plan);
-    plan->kernel = t->kernel[p->dtype == FA4_BF16];
+    const int type = p->dtype == FA4_BF16;
+    const int own = chip->arch == 103 && t->kernel_103[type];
+    plan->kernel = own ? t->kernel_103[type] : t->kernel[type];
+    plan->kernel_else = own ? t->kernel[type] : NULL;
     if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return;
 
     const int clusters = (int)clamp(chip->multiprocessors / t->ctas, 1, FA4_CTAS_MAX);

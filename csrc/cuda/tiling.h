@@ -11,13 +11,14 @@ extern "C" {
 
 // One kernel, and how it cuts a call.
 typedef struct {
-    const char *kernel[2];   // its name for f16, for bf16
-    int dim, dim_v;          // head dims are zero filled to these
-    int ctas;                // of a cluster, which work as one
-    int rows;                // of a tile: the queries, times pack, that they take at once
-    int box_q, box_k, box_v; // rows that one tensor copy moves; box_q of O too
-    int pack_log2;           // of how many query heads share the rows of a tile
-    int rank_q;              // of the maps of Q and O: 4, or 5 with a dimension for those heads
+    const char *kernel[2];     // its name for f16, for bf16
+    const char *kernel_103[2]; // that of its code for compute capability 10.3; NULL without
+    int dim, dim_v;            // head dims are zero filled to these
+    int ctas;                  // of a cluster, which work as one
+    int rows;                  // of a tile: the queries, times pack, that they take at once
+    int box_q, box_k, box_v;   // rows that one tensor copy moves; box_q of O too
+    int pack_log2;             // of how many query heads share the rows of a tile
+    int rank_q;                // of the maps of Q and O: 4, or 5 with a dimension for those heads
     int threads;
     uint32_t shared_bytes;
 } fa4_fwd_tiling;

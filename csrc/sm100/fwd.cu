@@ -50,6 +50,25 @@
 #define FA4_SHAPE_NAMED(name) FA4_PASTE(shape_, name)
 constexpr fa4_sm100_shape SHAPE = FA4_SHAPE_NAMED(FA4_SHAPE);
 
+// B300 (code for 103f) makes exponentials twice as fast: none is emulated. Its loads from tensor memory find maxima.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1030
+constexpr bool B300 = true;
+#else
+constexpr bool B300 = false;
+#endif
+
+// What -D may set instead of the shape's numbers, to tune a chip: benchmarks/sweep.py.
+#ifndef FA4_EMULATED
+#    define FA4_EMULATED (B300 ? 0 : SHAPE.emulated)
+#endif
+#ifndef FA4_REGISTERS_SOFTMAX
+#    define FA4_REGISTERS_SOFTMAX SHAPE.registers_softmax
+#endif
+#ifndef FA4_REGISTERS_CORRECTION
+#    define FA4_REGISTERS_CORRECTION SHAPE.registers_correction
+#endif
+static_assert(FA4_EMULATED % 2 == 0 && FA4_EMULATED <= 96, "pairs, of the first three quarters");
+
 enum {
     D = SHAPE.dim,
     DV = SHAPE.dim_v,
@@ -60,7 +79,7 @@ enum {
     TILE_ROWS = CTAS * BLOCK_Q,
     K_ROWS = BLOCK_KV / CTAS, // of a block of K in this CTA
     V_COLUMNS = DV / CTAS,    // of a block of V in this CTA
-    STAGES = SHAPE.stages,
+    STAGES = FA4_SM100_STAGES(SHAPE),
     THREADS = 512,
     WARPS = 4, // of a warpgroup
     // Shared memory holds a tile as slabs of columns, one row of a slab 128 (or 64) bytes, swizzled: what a tensor copy
@@ -129,8 +148,8 @@ enum { BARRIER_TMEM = 1, BARRIER_STATS = 2, TMEM_THREADS = 13 * 32 };
 enum { WARP_CORRECTION = 8, WARP_MMA = 12, WARP_STORE = 13, WARP_LOAD = 14 };
 
 enum {
-    REGISTERS_SOFTMAX = SHAPE.registers_softmax,
-    REGISTERS_CORRECTION = SHAPE.registers_correction,
+    REGISTERS_SOFTMAX = FA4_REGISTERS_SOFTMAX,
+    REGISTERS_CORRECTION = FA4_REGISTERS_CORRECTION,
     REGISTERS_OTHER = 512 - 2 * REGISTERS_SOFTMAX - REGISTERS_CORRECTION,
 };
 static_assert(REGISTERS_OTHER >= 24 && REGISTERS_OTHER % 8 == 0, "65536 registers");
@@ -497,11 +516,11 @@ FA4_DEVICE void exp2_emulated(float &x, float &y)
     y = __int_as_float((int)(__float_as_uint(n1) << 23) + __float_as_int(z1));
 }
 
-// Whether pair i of a row's 64 is emulated: SHAPE.emulated / 2 of the first 48, as even as may be. The last quarter
+// Whether pair i of a row's 64 is emulated: FA4_EMULATED / 2 of the first 48, as even as may be. The last quarter
 // runs on the MUFU: its end is what the tensor cores wait for.
 FA4_DEVICE constexpr bool emulated(int i)
 {
-    return i < 48 && (i + 1) * (SHAPE.emulated / 2) / 48 != i * (SHAPE.emulated / 2) / 48;
+    return i < 48 && (i + 1) * (FA4_EMULATED / 2) / 48 != i * (FA4_EMULATED / 2) / 48;
 }
 
 // Of a fragment of a row's scores hides keys outside [begin, end), counted from the fragment's first.
@@ -550,22 +569,31 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t, int war
             sm.factor[t][row] = x;
         };
         auto step = [&](int block, bool first, bool masked) {
-            float s[BLOCK_KV];
+            float s[BLOCK_KV], loaded[FRAGMENTS]; // the maximum of a fragment
             wait_tmem(&sm.s_full[t], parity);
             tcgen05_fence_after_thread_sync();
 #pragma unroll
-            for (int f = 0; f < FRAGMENTS; f++) tcgen05_ld_32x32b_x32(s + f * FRAGMENT, s_tmem + f * FRAGMENT);
+            for (int f = 0; f < FRAGMENTS; f++)
+                if (B300)
+                    tcgen05_ld_red_32x32b_x32_max_nan(s + f * FRAGMENT, &loaded[f], s_tmem + f * FRAGMENT);
+                else
+                    tcgen05_ld_32x32b_x32(s + f * FRAGMENT, s_tmem + f * FRAGMENT);
             tcgen05_wait_ld();
 
             // Whether some row of the warp sees a key of the fragment.
             bool seen[FRAGMENTS];
             float largest[4] = {m, m, m, m};
+            static_assert(FRAGMENTS == 4, "or largest[f] is none");
 #pragma unroll
             for (int f = 0; f < FRAGMENTS; f++) {
                 const int key = block * BLOCK_KV + f * FRAGMENT;
                 seen[f] = !masked || (key < some_end) & (key > some_begin - FRAGMENT);
                 if (!seen[f]) continue;
                 const bool whole = !masked || (uint32_t)(key - all_begin) < whole_keys;
+                if (B300 && whole) {
+                    largest[f] = max_nan(largest[f], loaded[f]);
+                    continue;
+                }
                 if (!whole) hide(s + f * FRAGMENT, key_begin - key, key_end - key);
 #pragma unroll
                 for (int i = f * FRAGMENT; i < (f + 1) * FRAGMENT; i += 8)

@@ -6,9 +6,12 @@
 
 static const struct {
     fa4_sm100_shape shape;
-    const char *kernel[2]; // f16, bf16
+    const char *kernel[2], *kernel_103[2]; // f16, bf16
 } tilings[] = {
-#define FA4_SM100_SHAPE(name, ...) {{__VA_ARGS__}, {"fa4_sm100_fwd_f16_" #name, "fa4_sm100_fwd_bf16_" #name}},
+#define FA4_SM100_SHAPE(name, ...)                              \
+    {{__VA_ARGS__},                                             \
+     {"fa4_sm100_fwd_f16_" #name, "fa4_sm100_fwd_bf16_" #name}, \
+     {"fa4_sm103_fwd_f16_" #name, "fa4_sm103_fwd_bf16_" #name}},
 #include "shapes.def"
 };
 
@@ -33,6 +36,7 @@ int fa4_sm100_fwd_tiling(const fa4_fwd_params *p, int ctas, fa4_fwd_tiling *tili
         if (ctas != s->ctas || p->dim > s->dim || p->dim_v > s->dim_v) continue;
         *tiling = (fa4_fwd_tiling){
             .kernel = {tilings[i].kernel[0], tilings[i].kernel[1]},
+            .kernel_103 = {tilings[i].kernel_103[0], tilings[i].kernel_103[1]},
             .dim = s->dim,
             .dim_v = s->dim_v,
             .ctas = ctas,

@@ -77,6 +77,17 @@ FA4_DEVICE void tcgen05_ld_32x32b_x32(float *d, uint32_t tmem)
                  : "memory");
 }
 
+// PTX ISA, "tcgen05.ld.red", of sm_103: also the largest of them; NaN when one is.
+FA4_DEVICE void tcgen05_ld_red_32x32b_x32_max_nan(float *d, float *largest, uint32_t tmem)
+{
+    asm volatile("tcgen05.ld.red.sync.aligned.32x32b.x32.max.NaN.f32 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, [%33];"
+                 : FA4_16(FA4_OUT, 0), FA4_16(FA4_OUT, 16), "=f"(*largest)
+                 : "r"(tmem)
+                 : "memory");
+}
+
 FA4_DEVICE void tcgen05_ld_32x32b_x16(float *d, uint32_t tmem)
 {
     asm volatile("tcgen05.ld.sync.aligned.32x32b.x16.b32 "
