@@ -55,7 +55,7 @@ def test_the_simulator_gives_the_bits_of_an_h200(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_gpu_here_gives_the_bits_of_an_h200(name):
+def test_cuda_gives_the_bits_of_an_h200(name):
     if cuda_missing():
         pytest.skip(cuda_missing())
     if torch.cuda.get_device_capability() != (9, 0):
