@@ -61,6 +61,14 @@ def nvcc(kernel):
     return re.search(r"release [\d.]+, (V[\d.]+)", made(kernel, ".ptx").read_text()[:1000])[1]
 
 
+def test_a_pair_takes_the_steps_that_a_cta_takes_alone():
+    """So that both give the same bits."""
+    pairs = [name for name, numbers in shapes().items() if numbers["ctas"] == 2]
+    assert pairs
+    for name in pairs:
+        assert shapes()[name]["emulated"] == shapes()[name.removesuffix("_pair")]["emulated"]
+
+
 # ---- Registers
 
 

@@ -24,7 +24,7 @@
 //     stats_empty    correction 4 warps                      -> softmax      what it told has been read
 //     o_full         mma 1 (commit)                          -> correction   O is complete
 //     out_full       correction 4 warps                      -> store        O is in shared memory
-//     out_empty      store 1                                 -> correction   and has been read there (tight: load too)
+//     out_empty      store 1                                 -> correction   and its place there is free (tight: load too)
 //
 // and named barriers STATS + 4 tile + warp, of 64 threads: a softmax warp tells its correction warp.
 //
@@ -822,7 +822,7 @@ FA4_DEVICE void store_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap 
                                                   src + slab * BLOCK_Q * ROW_V);
                 cp_async_bulk_commit_group();
             }
-            if (elected && SHAPE.o_places == 1) {
+            if (elected && SHAPE.o_places == 1) { // the place of both
                 cp_async_bulk_wait_group_read_0();
                 mbarrier_arrive(shared_address(&s.out_empty[t ^ 1]));
             }
