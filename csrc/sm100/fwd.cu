@@ -24,7 +24,7 @@
 //     stats_empty    correction 4 warps                      -> softmax      what it told has been read
 //     o_full         mma 1 (commit)                          -> correction   O is complete
 //     out_full       correction 4 warps                      -> store        O is in shared memory
-//     out_empty      store 1                                 -> correction   and its place there is free (tight: load too)
+//     out_empty      store 1                                 -> correction   and its place is free (tight: load too)
 //
 // and named barriers STATS + 4 tile + warp, of 64 threads: a softmax warp tells its correction warp.
 //
