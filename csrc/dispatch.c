@@ -210,7 +210,8 @@ enum { CUDA_BUILT = 1 };
 enum { CUDA_BUILT = 0 };
 #endif
 
-// GPUs by compute capability. The Blackwell kernels are compiled for the family of 10.0, which 10.3 belongs to.
+// GPUs by compute capability. The Blackwell kernels are compiled for the family of 10.0, which 10.3 belongs to, and
+// once more for 10.3.
 static const struct {
     int arch, has_kernels;
     const char *name;

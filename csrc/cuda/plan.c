@@ -12,8 +12,7 @@ enum {
     SECTION_MAX = 1 << 10, // units: more than any chip has to do at a time
 };
 
-// Of a chip that has kernels. Blackwell's are compiled for the family of compute capability 10.0, which 10.3 belongs
-// to.
+// Of a chip that has kernels.
 static const fa4_fwd_kernels *kernels_of(int arch)
 {
     return arch == 90 ? &fa4_sm90_fwd : &fa4_sm100_fwd;
