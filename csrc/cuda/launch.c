@@ -37,6 +37,11 @@ static int number_of(const char *name)
     return -1;
 }
 
+int fa4_cuda_has_kernel(const char *name)
+{
+    return number_of(name) >= 0;
+}
+
 // The kernel's handle, allowed its shared memory on the current device: asked for once, by whoever comes first, and by
 // threads that come at the same time each once.
 static fa4_status prepare(const fa4_plan *plan, const void **function)

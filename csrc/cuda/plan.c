@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#pragma weak fa4_cuda_has_kernel
+
 enum {
     LENGTH_MAX = 1 << 30,  // i + hi + 1 must not overflow
     SECTION_MAX = 1 << 10, // units: more than any chip has to do at a time
@@ -48,6 +50,24 @@ static int64_t blocks_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t)
     return divide_up(p->len_q << t->pack_log2, t->rows);
 }
 
+// Another that the same launch runs may be there for one that the build left out.
+typedef struct {
+    const char *name, *otherwise; // otherwise: or NULL
+} kernel_names;
+
+static kernel_names kernel_names_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t, int arch)
+{
+    const int type = p->dtype == FA4_BF16;
+    const char *own = arch == 103 ? t->kernel_103[type] : NULL;
+    return own ? (kernel_names){own, t->kernel[type]} : (kernel_names){t->kernel[type], NULL};
+}
+
+static int has_kernel(kernel_names names)
+{
+    if (!fa4_cuda_has_kernel || fa4_cuda_has_kernel(names.name)) return 1;
+    return names.otherwise && fa4_cuda_has_kernel(names.otherwise);
+}
+
 const char *fa4_cuda_fwd_unsupported(const fa4_fwd_params *p, int arch)
 {
     const fa4_fwd_kernels *kernels = kernels_of(arch);
@@ -61,6 +81,8 @@ const char *fa4_cuda_fwd_unsupported(const fa4_fwd_params *p, int arch)
     if (!kernels->tiling_of(p, &t))
         return fa4_reason("the %s kernels have no tiling for head dims %lld and %lld", kernels->name, (long long)p->dim,
                           (long long)p->dim_v);
+    const kernel_names names = kernel_names_of(p, &t, arch);
+    if (!has_kernel(names)) return fa4_reason("this build left out the kernel %s", names.name);
     if (p->len_q > LENGTH_MAX >> t.pack_log2 || p->len_kv > LENGTH_MAX)
         return fa4_reason("the %s kernels take at most %d queries and keys", kernels->name, LENGTH_MAX);
     if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return NULL; // nothing to copy
@@ -234,10 +256,9 @@ fa4_status fa4_fwd_plan(const fa4_fwd_params *p, const fa4_chip *chip, fa4_plan 
 void fa4_fwd_plan_of(const fa4_fwd_params *p, const fa4_chip *chip, const fa4_fwd_tiling *t, fa4_plan *plan)
 {
     memset(plan, 0, sizeof *plan);
-    const int type = p->dtype == FA4_BF16;
-    const int own = chip->arch == 103 && t->kernel_103[type];
-    plan->kernel = own ? t->kernel_103[type] : t->kernel[type];
-    plan->kernel_else = own ? t->kernel[type] : NULL;
+    const kernel_names names = kernel_names_of(p, t, chip->arch);
+    plan->kernel = names.name;
+    plan->kernel_else = names.otherwise;
     if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return;
 
     const int clusters = (int)clamp(chip->multiprocessors / t->ctas, 1, FA4_CTAS_MAX);
