@@ -205,6 +205,14 @@ def test_blocks_that_no_row_sees(variant):
 
 
 @bf16
+def test_tiles_one_after_another_that_see_no_key(variant):
+    """No role may run ahead of another by more than a barrier tells: nothing is loaded that would hold it back."""
+    q, k, v = inputs(variant, 1, 40, heads=6)
+    check(q, k[:, :, :0], v[:, :, :0], multiprocessors=1, seeds=12)
+    check(q, k, v, hi=-300, multiprocessors=2, seeds=2)
+
+
+@bf16
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_a_nan_shows_in_the_rows_that_see_it(variant, where):
     tensors = dict(zip("qkv", inputs(variant, 200, 200), strict=True))

@@ -24,7 +24,7 @@
 //     stats_empty    correction 4 warps                      -> softmax      what it told has been read
 //     o_full         mma 1 (commit)                          -> correction   O is complete
 //     out_full       correction 4 warps                      -> store        O is in shared memory
-//     out_empty      store 1                                 -> correction   and its place is free (tight: load too)
+//     out_empty      store 1 (tight: and load 1)             -> correction   and its place is free (tight: load too)
 //
 // and named barriers STATS + 4 tile + warp, of 64 threads: a softmax warp tells its correction warp.
 //
@@ -359,6 +359,8 @@ FA4_DEVICE void load_warp(smem &s, const fa4_fwd_args &args, const CUtensorMap *
             if (TIGHT || !n.of[t].empty()) {
                 wait_smem(free, q_parity >> t & 1);
                 q_parity ^= 1u << t;
+                // Nobody else waits for this warp where tiles see no key: it would fall two phases behind.
+                if (TIGHT && elected) mbarrier_arrive(shared_address(free));
             }
             if (n.of[t].empty()) continue;
             const uint32_t full = mma_address(&s.q_full[t]), dst = shared_address(s.queries) + q_offset(t);
@@ -872,7 +874,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(shared_address(&s.stats_empty[t]), WARPS);
             mbarrier_init(shared_address(&s.o_full[t]), 1);
             mbarrier_init(shared_address(&s.out_full[t]), WARPS);
-            mbarrier_init(shared_address(&s.out_empty[t]), 1);
+            mbarrier_init(shared_address(&s.out_empty[t]), 1 + TIGHT);
         }
         mbarrier_init(shared_address(&s.v_end), 1);
         fence_mbarrier_init();
