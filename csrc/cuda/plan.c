@@ -247,6 +247,7 @@ fa4_status fa4_fwd_plan(const fa4_fwd_params *p, const fa4_chip *chip, fa4_plan 
 {
     const char *reason = fa4_fwd_unsupported(p, chip->arch);
     if (reason) return fa4_fail(FA4_UNSUPPORTED, "%s", reason);
+    if (chip->arch == FA4_ARCH_CPU) return fa4_fail(FA4_UNSUPPORTED, "the CPU runs calls without a plan");
     fa4_fwd_tiling t;
     kernels_of(chip->arch)->tiling_of(p, &t);
     fa4_fwd_plan_of(p, chip, &t, plan);

@@ -121,10 +121,19 @@ static void check_the_longest(void)
     }
 }
 
+static void check_the_cpu(void)
+{
+    const fa4_fwd_params p = random_call(0);
+    const fa4_chip chip = {.arch = FA4_ARCH_CPU, .multiprocessors = 1};
+    fa4_plan plan;
+    CHECK(fa4_fwd_plan(&p, &chip, &plan) == FA4_UNSUPPORTED, "the CPU has a plan: %s", plan.kernel);
+}
+
 int main(int argc, char **argv)
 {
     const int cases = argc > 1 ? atoi(argv[1]) : 1000;
     check_the_longest();
+    check_the_cpu();
     int planned = 0, refused = 0;
     for (int i = 0; i < cases && failures < 10; i++) {
         state = (uint64_t)i << 32;
