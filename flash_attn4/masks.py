@@ -15,7 +15,7 @@ class Keys:
     hi: int | None
 
 
-_known = {}  # id of a mask: a weak reference to it; its version, and what for; what keys_of found
+_known = {}  # id of a mask: a weak reference to it; its version and place, and what for; what keys_of found
 
 
 def keys_of(mask, batch, len_q):
@@ -32,15 +32,19 @@ def keys_of(mask, batch, len_q):
         return "attn_mask differs from head to head"
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "attn_mask is not looked at while compiling, or under torch.func"
+    if type(mask) not in (torch.Tensor, torch.nn.Parameter):
+        return f"attn_mask is not looked at: it is a {type(mask).__name__}"
     if mask.is_cuda and torch.cuda.is_current_stream_capturing():
         return "attn_mask is not looked at while a CUDA graph is captured"
     if mask.is_inference():
         return _find(mask, batch, len_q)
     known = _known.get(id(mask))
-    if known is None or known[0]() is not mask or known[1] != (mask._version, batch, len_q):
+    # mask.data = other is no new version.
+    now = mask._version, mask.data_ptr(), mask.shape, mask.stride(), batch, len_q
+    if known is None or known[0]() is not mask or known[1] != now:
         identity = id(mask)
         reference = weakref.ref(mask, lambda gone: _forget(identity, gone))
-        known = _known[identity] = (reference, (mask._version, batch, len_q), _find(mask, batch, len_q))
+        known = _known[identity] = (reference, now, _find(mask, batch, len_q))
     return known[2]
 
 

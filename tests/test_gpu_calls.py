@@ -11,6 +11,7 @@ import torch
 from conftest import Reference, assert_within_bound, band, hashed, max_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_attn4
 from flash_attn4 import explain, flash_attn_func, masks, ops, scaled_dot_product_attention, set_fallback
@@ -328,8 +329,8 @@ def test_what_is_read_is_the_mask(lengths, len_q, lo, hi, flips):
     if not isinstance(keys, str):
         found = torch.full((len(lengths),), 7) if keys.len_kv is None else keys.len_kv
         assert torch.equal(mask_of(len_q, 7, keys.lo, keys.hi, found), mask)
-    elif not flips and (lo is None or lo <= 0) and (hi is None or hi >= 0):
-        assert not keys
+    else:  # unless a row sees no key of some, which can hide the band
+        assert flips or not mask.any(-1)[torch.tensor(lengths) > 0].all(), keys
 
 
 def test_one_row_of_a_mask_is_no_band():
@@ -376,6 +377,12 @@ def test_padded_batches_stay_on_the_kernels(chip, hi):
     assert note == "attn_mask is read as lengths of keys" + (", key - query <= 0" if hi == 0 else "")
 
 
+def test_a_mask_without_numbers_is_not_looked_at():
+    with FakeTensorMode():
+        mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+        assert "FakeTensor" in masks.keys_of(mask, 2, 9)
+
+
 def test_a_mask_is_looked_at_once(chip, monkeypatch):
     chip.runs = False
     looked = []
@@ -390,11 +397,15 @@ def test_a_mask_is_looked_at_once(chip, monkeypatch):
     scaled_dot_product_attention(*tensors, mask)
     assert len(looked) == 2
     assert chip.calls[-1]["len_kv"].tolist() == [0, 9, 6, 0]
+    mask.data = mask_of(9, 9, hi=None, lengths=LENGTHS.clone())
+    scaled_dot_product_attention(*tensors, mask)
+    assert len(looked) == 3
+    assert chip.calls[-1]["hi"] is None
     with torch.inference_mode():
         uncounted = mask.clone()
         for _ in range(2):
             scaled_dot_product_attention(*tensors, uncounted)
-    assert len(looked) == 4
+    assert len(looked) == 5
     looked.clear()  # it holds the mask
     known = len(masks._known)
     del mask
