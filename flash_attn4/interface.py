@@ -431,7 +431,8 @@ def _flash_band(causal, window_size, len_q, len_kv):
     for name, side in zip(("left", "right"), sides, strict=True):
         if side is not None and (not isinstance(side, (int, torch.SymInt)) or side < -1):
             raise ValueError(f"window_size: {name} must be None, -1 or a whole number from 0 on, and it is {side!r}")
-    left, right = (None if side is not None and side == -1 else side for side in sides)
+    # lo and hi are int64, and no tensor is as long as that.
+    left, right = (None if side in (None, -1) or (type(side) is int and side >> 62) else side for side in sides)
     if causal:
         right = 0
     offset = len_kv - len_q

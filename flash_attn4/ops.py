@@ -54,7 +54,7 @@ def arch_of(device):
     if torch.compiler.is_compiling() or device.index is None:
         return _arch(device)
     if device not in _archs:
-        _archs[device] = _arch(device)
+        _archs[device] = _arch(device) if torch.cuda.device_count() else None  # without a GPU: a fake tensor's
     return _archs[device]
 
 
@@ -69,7 +69,8 @@ def unsupported(q, k, v, attn_mask=None, scale=None, backward=False, len_kv=None
     Whether shapes fit together is another question. While compiling for a GPU, sizes and strides are not looked at."""
     arch = arch_of(q.device)
     if arch is None:
-        return f"there are no kernels for the device {q.device.type}"
+        is_fake = q.device.type == "cuda"
+        return "torch finds no CUDA device" if is_fake else f"there are no kernels for the device {q.device.type}"
     mask = "" if attn_mask is None else _name(attn_mask.dtype)
     layout = () if arch == CPU or torch.compiler.is_compiling() else _layout(q, k, v)
     dim, dim_v = operator.index(q.shape[-1]), operator.index(v.shape[-1])  # plain numbers while compiling, too

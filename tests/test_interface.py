@@ -262,7 +262,7 @@ def test_windows_are_about_the_diagonal_that_ends_bottom_right(window, causal):
 def test_uc_023_every_way_to_say_unbounded():
     q, k, v = hashed_qkv(7, 10)
     full, causal = flash(q, k, v), flash(q, k, v, causal=True)
-    for open_ in (None, (-1, -1), (None, None), (-1, None), (None, -1)):
+    for open_ in (None, (-1, -1), (None, None), (-1, None), (None, -1), (2**62, 2**63 - 1), (2**64, 2**64)):
         assert torch.equal(flash(q, k, v, window_size=open_), full)
         assert torch.equal(flash(q, k, v, window_size=open_, causal=True), causal)
     for open_left in ((-1, 0), (None, 0)):
@@ -494,6 +494,18 @@ def test_a_gpu_without_kernels_is_refused_by_its_name(monkeypatch, arch, name):
         assert refused.backend == "pytorch"
         assert name in refused.reason
         with pytest.raises(NotImplementedError, match=name):
+            flash_attn_func(q, q, q)
+
+
+def test_fake_tensors_of_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(ops, "_archs", {})
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
+        with pytest.warns(RuntimeWarning, match="no CUDA device"):
+            assert scaled_dot_product_attention(q, q, q).device.type == "cuda"
+        assert explain(q, q, q).reason == "torch finds no CUDA device"
+        with pytest.raises(NotImplementedError, match="no CUDA device"):
             flash_attn_func(q, q, q)
 
 
