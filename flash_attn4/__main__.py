@@ -209,6 +209,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-model", action="store_true", help="leave out the pretrained model")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each comparison (default 0.5)")
     options = parser.parse_args(argv)
+    if not 0 <= options.seconds < float("inf"):
+        parser.error(f"argument --seconds: it must be a number from 0 on, and it is {options.seconds:g}")
 
     document: dict = {"installed": installed()}
     if not options.json:

@@ -503,12 +503,22 @@ def test_what_is_missing_is_said(command, tmp_path, monkeypatch, capsys):
     assert "cannot be compiled: fa4_probe_order failed to compile." in said()
 
 
-@pytest.mark.parametrize("arguments", [("--json", "/no/such/folder/x.json"), ("--minutes", "0"), ("--seconds", "1")])
+@pytest.mark.parametrize(
+    "arguments", [("--json", "/no/such/folder/x.json"), ("--minutes", "0"), ("--minutes", "nan"), ("--seconds", "1")]
+)
 def test_bad_arguments(arguments, capsys):
     with pytest.raises(SystemExit) as raised:
         verify.main(list(arguments))
     assert raised.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/", "/proc/verify.json"])
+def test_a_report_that_cannot_be_written(path, capsys):
+    with pytest.raises(SystemExit) as raised:
+        verify.main(["--json", path])
+    assert raised.value.code == 2
+    assert f"--json {path}" in capsys.readouterr().err
 
 
 def test_which_code_fits_which_chip():

@@ -213,7 +213,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not options.json.resolve().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.resolve().parent}")
-    if options.minutes <= 0:
+    if options.json.is_dir():
+        parser.error(f"--json {options.json}: it is a folder")
+    if not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: it must be more than 0")
     report = Report(options.json.resolve())
     try:
@@ -222,6 +224,10 @@ def main(argv: list[str] | None = None) -> int:
             for item in items.all_items(root, 100, 1):
                 print(f"{item.name:<40} {item.describe()['assumes']}")
             return 0
+        try:
+            report.write()
+        except OSError as error:
+            parser.error(f"--json {options.json}: it cannot be written: {error.strerror}")
         capability = compute_capability()
         if capability is None:
             raise Missing("no GPU: the CUDA driver (libcuda.so.1) is not there or finds no device")
