@@ -603,8 +603,8 @@ FA4_DEVICE void softmax_warps(smem &sm, const fa4_fwd_args &args, int t, int war
                     for (int a = 0; a < 4; a++) largest[a] = max3_nan(largest[a], s[i + a], s[i + 4 + a]);
             }
 
-            // m follows the true maximum only when that has grown by more than 2^8: until then the factor is exactly 1
-            // and O can stay as it is, weights stay under 2^8, and the last division makes up for it.
+            // m follows the true maximum only when that has grown by more than 8, in powers of two: until then the
+            // factor is 1 and O can stay as it is, weights stay under 2^8, and the last division makes up for it.
             const float m_block = max3_nan(max_nan(largest[0], largest[1]), largest[2], largest[3]);
             float factor = 1;
             if (first) {
