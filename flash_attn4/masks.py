@@ -1,9 +1,9 @@
 """Masks that say no more than a band and how many keys each batch has: the GPU kernels take those two, and no mask."""
 
 import dataclasses
-import weakref
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Keys:
     hi: int | None
 
 
-_known = {}  # id of a mask: a weak reference to it; its version and place, and what for; what keys_of found
+_known = WeakIdKeyDictionary()  # of a mask: its version and place, and what for; what keys_of found
 
 
 def keys_of(mask, batch, len_q):
@@ -38,19 +38,20 @@ def keys_of(mask, batch, len_q):
         return "attn_mask is not looked at while a CUDA graph is captured"
     if mask.is_inference():
         return _find(mask, batch, len_q)
-    known = _known.get(id(mask))
     # mask.data = other is no new version.
     now = mask._version, mask.data_ptr(), mask.shape, mask.stride(), batch, len_q
-    if known is None or known[0]() is not mask or known[1] != now:
-        identity = id(mask)
-        reference = weakref.ref(mask, lambda gone: _forget(identity, gone))
-        known = _known[identity] = (reference, now, _find(mask, batch, len_q))
-    return known[2]
+    known = _known.get(mask)
+    if known is None or known[0] != now:
+        known = _known[mask] = (now, _find(mask, batch, len_q))
+    elif isinstance(known[1], Keys):
+        _keep_for_this_stream(known[1].len_kv)
+    return known[1]
 
 
-def _forget(identity, reference):
-    if identity in _known and _known[identity][0] is reference:
-        del _known[identity]
+def _keep_for_this_stream(lengths):
+    """A kernel on this stream may still read them when the mask is gone, and its lengths with it."""
+    if lengths is not None and lengths.is_cuda:
+        lengths.record_stream(torch.cuda.current_stream(lengths.device))
 
 
 def _find(mask, batch, len_q):

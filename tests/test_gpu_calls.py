@@ -4,6 +4,8 @@ Blackwell GPU, and its operator is the simulator."""
 import functools
 import math
 import re
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -410,6 +412,52 @@ def test_a_mask_is_looked_at_once(chip, monkeypatch):
     known = len(masks._known)
     del mask
     assert len(masks._known) == known - 1
+
+
+def test_lengths_of_keys_outlive_the_mask_on_every_stream_that_reads_them(monkeypatch):
+    used = []
+
+    class Lengths:
+        is_cuda, device = True, "cuda"
+        record_stream = staticmethod(used.append)
+
+    monkeypatch.setattr(masks, "_find", lambda *_: masks.Keys(Lengths(), None, None))
+    mask = padding()
+    for stream in ("the one that they were made on", "second", "third"):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
+        masks.keys_of(mask, 4, 5)
+    assert used == ["second", "third"]
+
+
+def test_masks_come_and_go_in_many_threads(monkeypatch):
+    ignored, wrong = [], []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    known = len(masks._known)
+    shared = padding()
+    expected = {n: masks.keys_of(padding(9, torch.tensor([n])), 1, 5).len_kv.tolist() for n in range(9)}
+
+    def work(seed):
+        for i in range(100):
+            n = (seed + i) % 9
+            mask = padding(9, torch.tensor([n]))
+            for _ in range(2):
+                if masks.keys_of(mask, 1, 5).len_kv.tolist() != expected[n]:
+                    wrong.append(n)
+            masks.keys_of(shared, 4, 1 + i % 3)  # each asks for another and puts it in the place of what was known
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not ignored
+    assert not wrong
+    assert len(masks._known) == known + 1
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
