@@ -92,7 +92,7 @@ def enable_sdpa(*, fused_encoder=False):
         if not _handles:
             _check_schemas()
             _hear_torch_out()
-            _override(True)
+            _override()
             _fastpath = torch.backends.mha.get_fastpath_enabled()
         handle = Handle(_disable)
         _handles[handle] = fused_encoder
@@ -100,8 +100,8 @@ def enable_sdpa(*, fused_encoder=False):
     return handle
 
 
-# torch.nn.attention.activate_flash_attention_impl("flash_attn4") is enable_sdpa(), and restore_flash_attention_impl()
-# removes its handle.
+# torch.nn.attention.activate_flash_attention_impl("flash_attn4") is enable_sdpa(), and restore_flash_attention_impl(),
+# which not every torch has, removes its handle.
 if hasattr(torch.nn.attention, "register_flash_attention_impl"):
     torch.nn.attention.register_flash_attention_impl("flash_attn4", register_fn=enable_sdpa)
 
@@ -112,23 +112,34 @@ def _disable(handle):
             return
         del _handles[handle]
         if not _handles:
-            _override(False)
+            _restore()
         _set_fastpath()
 
 
-def _override(on):
+def _override():
+    """All of it, or nothing where something fails."""
     global _before
-    _C.override_sdpa(on)
-    if ops._C_cuda is None:
-        return
-    if on:
-        _before = torch.library.Library("fa4", "FRAGMENT")
-        for name, schema in _REPLACED_CUDA.items():
-            _before.define(f"_before{name}{schema.split('->')[0]}-> ({', '.join(['Tensor'] * 7)})")
-            _before.impl(f"_before{name}", _kernel_now(name), "CUDA")
-    ops._C_cuda.override_sdpa(on)
-    if not on:
+    try:
+        if ops._C_cuda is not None:
+            _before = torch.library.Library("fa4", "FRAGMENT")
+            for name, schema in _REPLACED_CUDA.items():
+                _before.define(f"_before{name}{schema.split('->')[0]}-> ({', '.join(['Tensor'] * 7)})")
+                _before.impl(f"_before{name}", _kernel_now(name), "CUDA")
+            ops._C_cuda.override_sdpa(True)
+        _C.override_sdpa(True)
+    except BaseException:
+        _restore()
+        raise
+
+
+def _restore():
+    global _before
+    _C.override_sdpa(False)
+    if ops._C_cuda is not None:
+        ops._C_cuda.override_sdpa(False)
+    if _before is not None:
         _before._destroy()
+        _before = None
 
 
 def _kernel_now(name):

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 import warnings
 
 import pytest
@@ -18,7 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as imported_before
 
 import flash_attn4
-from flash_attn4 import enable_sdpa, sdpa
+from flash_attn4 import enable_sdpa, ops, sdpa
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -315,6 +316,44 @@ def test_pytorchs_registry_of_implementations_enables_and_restores():
     finally:
         attention.restore_flash_attention_impl()
     assert not reached()
+
+
+@pytest.mark.parametrize("fails", ["kernel before", "CUDA override", "CPU override"])
+def test_enabling_that_fails_leaves_nothing_on(fails, monkeypatch):
+    on = []
+
+    def fail(where):
+        if where == fails:
+            raise RuntimeError(f"no {where}")
+
+    def override(name):
+        def now(yes):
+            if name in on:
+                on.remove(name)
+            if yes:
+                fail(f"{name} override")
+                on.append(name)
+
+        return types.SimpleNamespace(override_sdpa=now)
+
+    def kernel_now(name):
+        fail("kernel before")
+        return lambda *_: None
+
+    monkeypatch.setattr(sdpa, "_C", override("CPU"))
+    monkeypatch.setattr(ops, "_C_cuda", override("CUDA"))
+    monkeypatch.setattr(sdpa, "_kernel_now", kernel_now)
+    with pytest.raises(RuntimeError, match=f"no {fails}"):
+        enable_sdpa()
+    assert not on
+    assert not sdpa._handles
+    assert sdpa._before is None
+    fails = None
+    with enable_sdpa():
+        assert sorted(on) == ["CPU", "CUDA"]
+        assert sdpa._before
+    assert not on
+    assert sdpa._before is None
 
 
 def test_another_schema_is_refused(monkeypatch):
