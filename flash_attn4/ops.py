@@ -270,6 +270,12 @@ def _(dout, dlse, q, k, v, out, lse, attn_mask=None, len_kv=None, lo=None, hi=No
     _check_like("lse", lse, q, (batch, heads, length), torch.float32)
     if dlse is not None:
         _check_like("dlse", dlse, q, (batch, heads, length), torch.float32)
+    if heads % heads_kv if heads_kv else heads:
+        raise RuntimeError(
+            f"flash_attn4: the heads of q must be a multiple of those of k and v: {heads} and {heads_kv}"
+        )
+    if scale is not None and not abs(scale) <= torch.finfo(torch.float32).max:
+        raise RuntimeError(f"flash_attn4: scale must be finite, in float32 too: {scale}")
     gradient.calls += 1
     grads = gradient.backward(dout, dlse, q, k, v, out, lse, lo, hi, scale)
     return tuple(_as_dense(grad, like) for grad, like in zip(grads, (q, k, v), strict=True))

@@ -3,12 +3,13 @@ place of the flash kernel. test_cuda.py has the same with the kernels themselves
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
 from conftest import Reference, band, hashed, hashed_qkv, max_error
 
-from flash_attn4 import gradient
+from flash_attn4 import gradient, ops
 
 DIM_STEP = 8
 
@@ -176,6 +177,21 @@ def test_bad_input_of_the_operator_names_the_argument(argument, value, message):
     args[argument] = value
     with pytest.raises(RuntimeError, match=message):
         bwd_on_cuda(*args)
+
+
+@pytest.mark.parametrize("heads_kv", [3, 8, 0])
+def test_heads_that_do_not_fit_are_refused(heads_kv):
+    args = half_precision_call()
+    args[3], args[4] = (x[:, :1].expand(-1, heads_kv, -1, -1) for x in args[3:5])
+    with pytest.raises(RuntimeError, match=f"multiple of those of k and v: 4 and {heads_kv}$"):
+        bwd_on_cuda(*args)
+
+
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan, 1e39])
+def test_a_scale_that_is_not_finite_is_refused(scale, monkeypatch):
+    monkeypatch.setattr(ops, "_check_gradient", lambda *_: None)  # which asks the CPU's kernels, as these tensors are
+    with pytest.raises(RuntimeError, match=f"scale must be finite.*: {re.escape(str(scale))}$"):
+        bwd_on_cuda(*half_precision_call(), scale=scale)
 
 
 def test_a_mask_has_no_gradient_on_cuda():
