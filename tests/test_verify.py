@@ -29,8 +29,9 @@ import simulated_gpu as simulated  # noqa: E402
 
 BLACKWELL = probes.probes(simulated.MULTIPROCESSORS, 100)
 HOPPER = probes.probes(simulated.MULTIPROCESSORS, 90)
-BY_NAME = {p.name: p for p in BLACKWELL}
-ANSWERS = [p for p in {p.name: p for p in HOPPER + BLACKWELL}.values() if not p.faults]
+B300 = [p for p in probes.probes(simulated.MULTIPROCESSORS, 103) if "B300" in p.chips]  # what B200 has not
+BY_NAME = {p.name: p for p in BLACKWELL + B300}
+ANSWERS = [p for p in {p.name: p for p in HOPPER + BLACKWELL + B300}.values() if not p.faults]
 named = {"ids": lambda p: p.name}
 
 
@@ -43,6 +44,11 @@ def once(monkeypatch):
 @pytest.fixture(scope="module")
 def blackwell():
     return simulated.Device(capability=100)
+
+
+@pytest.fixture(scope="module")
+def b300():
+    return simulated.Device(capability=103)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +71,16 @@ def test_hopper(probe, hopper):
     assert found["result"] == "pass", found
 
 
+@pytest.mark.parametrize("probe", B300, **named)
+def test_b300(probe, b300):
+    found = worker.run(b300, items.Item(probe.name, probe=probe))
+    assert found["result"] == "pass", found
+
+
 @pytest.mark.parametrize("probe", ANSWERS, **named)
-def test_a_probe_sees_one_wrong_word_wherever_it_is(probe, blackwell, hopper):
-    out = (blackwell if "Blackwell" in probe.chips else hopper).run(probe, schedules=("early",))
+def test_a_probe_sees_one_wrong_word_wherever_it_is(probe, blackwell, b300, hopper):
+    chip = {"Blackwell": blackwell, "B300": b300, "Hopper": hopper}[probe.chips[-1]]
+    out = chip.run(probe, schedules=("early",))
     assert not probes.wrong(probe, out).size
     for at in np.random.default_rng(0).integers(0, out.size, 20):
         bent = out.copy()
@@ -109,6 +122,20 @@ def bend_numbers(probe, **changed):
 def test_a_chip_that_does_something_else_fails_the_probe(name, changed, blackwell):
     probe = bend_numbers(BY_NAME[name], **changed)
     assert worker.run(blackwell, items.Item(name, probe=probe))["result"] in ("fail", "error")
+
+
+@pytest.mark.parametrize(
+    "name, other",
+    [("numbers", "min.NaN"), ("numbers", "max.abs.NaN"), ("nan", "max"), ("small", "max.abs.NaN")],
+)
+def test_a_chip_that_finds_another_maximum_fails_the_probe(name, other, b300, monkeypatch):
+    (unit,) = (u for u in simulated.probe_units(103) if u.name == "fa4_probe_load_red")
+    text, count = re.subn(r"(tcgen05\.ld\.red\.[\w.]+\.x32)\.max\.NaN\.", rf"\1.{other}.", unit.ptx.read_text())
+    assert count == 4
+    monkeypatch.setattr(b300, "code", lambda _: ptxsim.Module(text))
+    found = worker.run(b300, items.Item(name, probe=BY_NAME[f"load_red_{name}"]))
+    assert found["result"] == "fail"
+    assert {place["register"] for place in found["at"]} == {32}
 
 
 @pytest.mark.parametrize("name", ["order", "order_pair", "pair_relaxed"])
@@ -159,12 +186,18 @@ def test_every_line_of_the_list_has_a_probe_or_a_reason():
     }  # fmt: skip
 
 
+def test_b300_is_asked_what_b200_is_and_more():
+    asked = {p.name for p in probes.probes(1, 103)}
+    assert asked > {p.name for p in BLACKWELL}
+    assert asked - {p.name for p in BLACKWELL} == {f"load_red_{name}" for name in ("numbers", "nan", "small")}
+
+
 def test_every_kernel_is_listed_and_asked():
     listed = {name for name, *_ in build.entries(ROOT, "verify/kernels.def")}
     defined = set()
     for file in (ROOT / "csrc/verify").glob("*.cu"):
         defined |= set(re.findall(r"FA4_PROBE\(\d+\)\s+(\w+)\(", file.read_text()))
-    assert listed == defined == {p.kernel for p in BLACKWELL + HOPPER}
+    assert listed == defined == {p.kernel for p in BLACKWELL + B300 + HOPPER}
 
 
 # ---- The forward with bounded waits
@@ -172,20 +205,20 @@ def test_every_kernel_is_listed_and_asked():
 
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory):
-    """PTX of two kernels as verify compiles them."""
+    """PTX of three kernels as verify compiles them."""
     folder = tmp_path_factory.mktemp("bounded")
     with build.inside(ROOT):
         setup = build.setup_of(ROOT)
         units, _ = setup.cuda_units(folder)
         for unit in units:
-            if unit.name in ("fa4_sm100_fwd_bf16_d64", "fa4_sm90_fwd_bf16_d64"):
+            if unit.name in tuple(f"fa4_sm{n}_fwd_bf16_d64" for n in (90, 100, 103)):
                 command = ["-ptx" if word == "-c" else word for word in unit.command]
                 command += [f"-DFA4_BOUNDED_WAITS={build.WAIT_NANOSECONDS}u", "-o", str(folder / f"{unit.name}.ptx")]
                 subprocess.run(command, check=True)
     return folder
 
 
-@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("capability", [90, 100, 103])
 @pytest.mark.parametrize("name", ["one_block", "causal", "lengths", "negative_scale"])
 def test_the_forward_is_right_with_bounded_waits(capability, name, bounded, monkeypatch):
     monkeypatch.setattr(variants, "RUNS", 1)
@@ -526,13 +559,16 @@ def test_which_code_fits_which_chip():
     assert not build.fits("90a", 100)
     assert build.fits("100f", 100)
     assert build.fits("100f", 103)
+    assert build.fits("103f", 103)
     assert not build.fits("103f", 100)
     assert not build.fits("100f", 120)
     assert not build.fits("100a", 103)
 
 
-def test_the_list(capsys):
+@pytest.mark.parametrize("capability, listed", [(None, BLACKWELL + B300), (80, BLACKWELL + B300), (90, HOPPER)])
+def test_the_list(capability, listed, monkeypatch, capsys):
+    monkeypatch.setattr(verify, "compute_capability", lambda: capability)
     assert verify.main(["--list"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"probe_{p.name} " in printed for p in BLACKWELL)
+    assert set(re.findall(r"^probe_(\w+) ", printed, re.MULTILINE)) == {p.name for p in listed}
     assert "forward_bf16_128_128_causal" in printed

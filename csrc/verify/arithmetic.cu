@@ -8,24 +8,18 @@ struct arithmetic_args {
 };
 
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 1000
-typedef uint64_t pair;
-
 FA4_DEVICE void on_pairs(int operation, uint32_t *d, const uint32_t *x)
 {
     pair y = 0;
     const pair a = (pair)x[1] << 32 | x[0], b = (pair)x[3] << 32 | x[2], c = (pair)x[5] << 32 | x[4];
-    if (operation == 8) asm("fma.rn.ftz.f32x2 %0, %1, %2, %3;" : "=l"(y) : "l"(a), "l"(b), "l"(c));
-    if (operation == 9) asm("add.rn.ftz.f32x2 %0, %1, %2;" : "=l"(y) : "l"(a), "l"(b));
-    if (operation == 10) asm("add.rm.ftz.f32x2 %0, %1, %2;" : "=l"(y) : "l"(a), "l"(b));
-    if (operation == 11) asm("mul.rn.ftz.f32x2 %0, %1, %2;" : "=l"(y) : "l"(a), "l"(b));
+    if (operation == 8) y = fma_rn_ftz_f32x2(a, b, c);
+    if (operation == 9) y = add_rn_ftz_f32x2(a, b);
+    if (operation == 10) y = add_rm_ftz_f32x2(a, b);
+    if (operation == 11) y = mul_rn_ftz_f32x2(a, b);
     d[0] = (uint32_t)y;
     d[1] = (uint32_t)(y >> 32);
     if (operation == 12) {
-        float m;
-        asm("max.NaN.f32 %0, %1, %2, %3;"
-            : "=f"(m)
-            : "f"(__uint_as_float(x[0])), "f"(__uint_as_float(x[1])), "f"(__uint_as_float(x[2])));
-        d[0] = __float_as_uint(m);
+        d[0] = __float_as_uint(max3_nan(__uint_as_float(x[0]), __uint_as_float(x[1]), __uint_as_float(x[2])));
         d[1] = 0;
     }
 }

@@ -32,7 +32,7 @@ fa4_probe_pair_load(const __grid_constant__ CUtensorMap map_a, const __grid_cons
         load(data + A_BYTES, &map_b, rank * 32);
         if (rank == 0) {
             mbarrier_wait_relaxed_cluster(full, 0);
-            asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" : : : "memory");
+            fence_acquire_shared_cluster();
             const uint64_t a = descriptor_at(args.high, args.low, data);
             const uint64_t b = descriptor_at(args.high, args.low, data + A_BYTES);
             for (int i = 0; i < 4; i++) tcgen05_mma_ss<2>(s.tmem, a + 2 * i, b + 2 * i, args.idesc, i > 0);

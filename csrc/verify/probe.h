@@ -9,14 +9,7 @@
 
 #ifdef FA4_BOUNDED_WAITS
 #    define mbarrier_wait_cluster(mbar, parity) FA4_WAIT_BOUNDED(mbarrier_try_wait_parity_cluster, mbar, parity)
-#    define mbarrier_wait_relaxed_cluster(mbar, parity) \
-        FA4_WAIT_BOUNDED(mbarrier_try_wait_parity_relaxed_cluster, mbar, parity)
 #else
-FA4_DEVICE void mbarrier_wait_relaxed_cluster(uint32_t mbar, uint32_t parity)
-{
-    while (!mbarrier_try_wait_parity_relaxed_cluster(mbar, parity)) {
-    }
-}
 FA4_DEVICE void mbarrier_wait_cluster(uint32_t mbar, uint32_t parity)
 {
     while (!mbarrier_try_wait_parity_cluster(mbar, parity)) {
@@ -89,18 +82,13 @@ FA4_DEVICE void load_tmem(uint32_t *words, uint32_t tmem, int columns)
     }
 }
 
-FA4_DEVICE void cluster_sync()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" : : : "memory");
-}
-
 // All threads of the CTA, or of the pair.
 template <int GROUP> FA4_DEVICE void group_sync()
 {
     if constexpr (GROUP == 1)
         __syncthreads();
     else
-        cluster_sync();
+        barrier_cluster();
 }
 
 // The barriers full and done, and all 512 columns of tensor memory. What threads wrote to shared memory before it is

@@ -1,54 +1,12 @@
-// Instructions of Blackwell as the probes give them: every option open, so that what is assumed of each can be asked
-// one by one. GROUP: 1, or 2 for the tensor cores of a CTA pair. Sections of the PTX ISA as in csrc/sm100/ptx.h.
+// Instructions of Blackwell that the forward has not, or not with every option open, so that what is assumed of each
+// can be asked one by one. GROUP: 1, or 2 for the tensor cores of a CTA pair. Sections of the PTX ISA as in
+// csrc/sm100/ptx.h.
 #ifndef FA4_VERIFY_PTX_H
 #define FA4_VERIFY_PTX_H
 
-#include "../cuda/ptx.h"
+#include "../sm100/ptx.h"
 
-FA4_DEVICE uint32_t cluster_ctarank()
-{
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// PTX ISA, "mapa": the address of the same place in the shared memory of another CTA of the cluster.
-FA4_DEVICE uint32_t mapa(uint32_t address, uint32_t rank)
-{
-    uint32_t mapped;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-    return mapped;
-}
-
-// PTX ISA, "mbarrier.arrive", at a barrier of any CTA of the cluster.
-FA4_DEVICE void mbarrier_arrive_relaxed_cluster(uint32_t mbar)
-{
-    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" : : "r"(mbar) : "memory");
-}
-
-FA4_DEVICE void mbarrier_arrive_expect_tx_relaxed_cluster(uint32_t mbar, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;"
-                 :
-                 : "r"(mbar), "r"(bytes)
-                 : "memory");
-}
-
-FA4_DEVICE bool mbarrier_try_wait_parity_relaxed_cluster(uint32_t mbar, uint32_t parity)
-{
-    uint32_t done;
-    asm volatile("{\n\t"
-                 ".reg .pred p;\n\t"
-                 "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-                 "selp.u32 %0, 1, 0, p;\n\t"
-                 "}"
-                 : "=r"(done)
-                 : "r"(mbar), "r"(parity)
-                 : "memory");
-    return done;
-}
-
-// PTX ISA, "mbarrier.try_wait", for arrivals of any CTA of the cluster.
+// PTX ISA, "mbarrier.try_wait", for arrivals of any CTA of the cluster, and all that these have done.
 FA4_DEVICE bool mbarrier_try_wait_parity_cluster(uint32_t mbar, uint32_t parity)
 {
     uint32_t done;
@@ -61,47 +19,6 @@ FA4_DEVICE bool mbarrier_try_wait_parity_cluster(uint32_t mbar, uint32_t parity)
                  : "r"(mbar), "r"(parity)
                  : "memory");
     return done;
-}
-
-template <int GROUP> FA4_DEVICE void tcgen05_alloc(uint32_t dst, uint32_t columns)
-{
-    asm volatile("tcgen05.alloc.cta_group::%2.sync.aligned.shared::cta.b32 [%0], %1;"
-                 :
-                 : "r"(dst), "r"(columns), "n"(GROUP)
-                 : "memory");
-}
-
-template <int GROUP> FA4_DEVICE void tcgen05_relinquish_alloc_permit()
-{
-    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::%0.sync.aligned;" : : "n"(GROUP) : "memory");
-}
-
-template <int GROUP> FA4_DEVICE void tcgen05_dealloc(uint32_t tmem, uint32_t columns)
-{
-    asm volatile("tcgen05.dealloc.cta_group::%2.sync.aligned.b32 %0, %1;"
-                 :
-                 : "r"(tmem), "r"(columns), "n"(GROUP)
-                 : "memory");
-}
-
-FA4_DEVICE void tcgen05_fence_before_thread_sync()
-{
-    asm volatile("tcgen05.fence::before_thread_sync;" : : : "memory");
-}
-
-FA4_DEVICE void tcgen05_fence_after_thread_sync()
-{
-    asm volatile("tcgen05.fence::after_thread_sync;" : : : "memory");
-}
-
-FA4_DEVICE void tcgen05_wait_ld()
-{
-    asm volatile("tcgen05.wait::ld.sync.aligned;" : : : "memory");
-}
-
-FA4_DEVICE void tcgen05_wait_st()
-{
-    asm volatile("tcgen05.wait::st.sync.aligned;" : : : "memory");
 }
 
 #define FA4_R8(d, i)                                                                                            \

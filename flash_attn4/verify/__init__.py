@@ -29,6 +29,7 @@ from .probes import NOT_PROBED, SECTIONS
 
 SECONDS_TO_START = 120  # of a worker
 SECONDS_FOR_ONE = 60  # item, its float64 reference included
+LISTED = 103  # what --list is of where no GPU is: it is asked most
 GIVE_UP = 25  # items that did not pass: the chip is not the one that was meant
 
 
@@ -209,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=20, help="for all of it, compiling apart (default: 20)")
     parser.add_argument("--source", help="the source tree, where it is not the installed package's folder")
     parser.add_argument("--build", type=Path, help="where to compile (default: build/verify in the source tree)")
-    parser.add_argument("--list", action="store_true", help="say what would be run, without a GPU, and end")
+    parser.add_argument("--list", action="store_true", help="say what would be run (on B300, where no GPU is), and end")
     options = parser.parse_args(argv)
     if not options.json.resolve().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.resolve().parent}")
@@ -221,7 +222,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         root = build.source_folder(options.source)
         if options.list:
-            for item in items.all_items(root, 100, 1):
+            here = compute_capability()
+            for item in items.all_items(root, here if here and build.kernels(root, here) else LISTED, 1):
                 print(f"{item.name:<40} {item.describe()['assumes']}")
             return 0
         try:

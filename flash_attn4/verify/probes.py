@@ -538,6 +538,61 @@ def tensor_memory(multiprocessors):
             )  # fmt: skip
 
 
+def load_red():
+    """Loads that find maxima."""
+    rng = random(19)
+    inf, tiny, most = np.inf, 2.0**-149, float(np.finfo(np.float32).max)
+
+    def ask(name, section, assumes, used_by, *parts):
+        """parts: bits of 128 lanes in all, [lanes][4 loads][32 columns]."""
+        bits = np.concatenate(parts)
+        magnitude = (bits & 0x7FFFFFFF).astype(np.int64)
+        rank = np.where(bits >> 31, -1 - magnitude, magnitude)  # of numbers, -0 below +0
+        largest = np.take_along_axis(bits, rank.argmax(2)[..., None], 2)
+        nan = (magnitude > 0x7F800000).any(2, keepdims=True)
+        return Probe(
+            f"load_red_{name}", section, f"tcgen05.ld.red.max.NaN.f32 {assumes}", used_by, "fa4_probe_load_red",
+            bits.ravel(), np.concatenate([bits, np.where(nan, np.uint32(0x7FFFFFFF), largest)], 2),
+            axes=("lane", "load", "register"), chips=("B300",),
+        )  # fmt: skip
+
+    def some(lanes, *values):
+        """Each element one of the values; without any a random number."""
+        shape = (lanes, 4, 32)
+        x = rng.choice(np.array(values, np.float32), shape) if values else rng.standard_normal(shape, np.float32)
+        return x.view(np.uint32)
+
+    def with_one(x, bits):
+        """One element of each load is these bits: everywhere, if there are 32 lanes."""
+        lane, load = np.meshgrid(np.arange(len(x)), np.arange(4), indexing="ij")
+        x[lane, load, (lane + 8 * load) % 32] = bits
+        return x
+
+    def one(x):
+        return np.float32(x).view(np.uint32)
+
+    use = "the row maximum on B300"
+    yield ask(
+        "numbers", "1", "also gives the largest of its 32 columns, of negative, equal and infinite ones too", use,
+        with_one(some(32), one(10)), with_one(some(32, -inf), one(-most)), some(16, -3, -2, -1, 0, 1, 2),
+        some(16, -most, -5, -1), some(8, -inf), some(8, -inf, -inf, -inf, -5), some(16, inf, -inf, most, 1, -1),
+    )  # fmt: skip
+    quiet, signalling = (0x7FC00000, 0xFFC00000, 0xFFFFFFFF), (0x7F800001, 0xFF800001)
+    alone = with_one(some(4), quiet[0])
+    alone[:, ::2] = some(4)[:, ::2]
+    yield ask(
+        "nan", "7", "gives the canonical NaN when one of its columns is NaN, of whatever bits", use,
+        *(with_one(some(20), x) for x in quiet + signalling), with_one(some(12, inf), quiet[0]),
+        with_one(some(12, -inf), quiet[0]), alone,
+    )  # fmt: skip
+    yield ask(
+        "small", "7", "takes +0 for larger than -0, and keeps subnormal numbers", NO_KERNEL,
+        with_one(some(32, -0.0), one(0.0)), with_one(some(32, -0.0, -1), one(0.0)), some(16, -0.0),
+        some(16, 0.0, -0.0), some(16, 0.0, -0.0, tiny, -tiny, 2.0**-127, -(2.0**-126)),
+        some(16, -tiny, -2 * tiny, -(2.0**-127)),
+    )  # fmt: skip
+
+
 def order(multiprocessors):
     """P over S, as the forward does it."""
     rounds = 8
@@ -811,9 +866,10 @@ def clusters(multiprocessors):
 
 def probes(multiprocessors: int, capability: int) -> list[Probe]:
     """All that can be asked of the chip."""
-    chip = "Hopper" if capability == 90 else "Blackwell"
+    chips = {90: {"Hopper"}, 103: {"Blackwell", "B300"}}.get(capability, {"Blackwell"})
     found = [
         *tensor_memory(multiprocessors),
+        *load_red(),
         *products(),
         *pairs(),
         *hopper_products(),
@@ -823,4 +879,4 @@ def probes(multiprocessors: int, capability: int) -> list[Probe]:
         *clusters(multiprocessors),
     ]
     assert len({p.name for p in found}) == len(found)
-    return [p for p in found if chip in p.chips]
+    return [p for p in found if chips.intersection(p.chips)]
