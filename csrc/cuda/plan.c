@@ -181,7 +181,10 @@ static fa4_tiles tiles_of(const fa4_fwd_params *p, const fa4_fwd_tiling *t, int6
         .by_need = INT32_MAX,
     };
     fa4_tiles_prepare(&tiles);
-    if (!alike) deal(&tiles, (int32_t)clamp(tiles.count, 1, ctas), &keys); // the grid has no CTA without a tile
+    const int64_t cost_max = (1 + divide_up(p->len_kv, t->box_v)) * 2 * t->rows;
+    const int countable = cost_max <= INT64_MAX / 2 / (tiles.count + ctas); // the cost of all rounds, and more
+    // The grid has no CTA without a tile.
+    if (!alike && countable) deal(&tiles, (int32_t)clamp(tiles.count, 1, ctas), &keys);
     return tiles;
 }
 

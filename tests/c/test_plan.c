@@ -102,22 +102,31 @@ static void check_tiles(const fa4_plan *plan)
     free(seen);
 }
 
-// As many queries and keys as there may be.
+// A call that is as long as there may be any.
+static void check_a_longest(int arch, int64_t heads_q, int64_t len_q, int64_t hi)
+{
+    fa4_fwd_params p = {.batch = 1, .heads_q = heads_q, .heads_kv = 1, .len_q = len_q, .len_kv = 1 << 30};
+    p.dim = p.dim_v = 8;
+    p.lo = FA4_UNBOUNDED_LO;
+    p.hi = hi;
+    int64_t *const strides[] = {p.stride_q, p.stride_k, p.stride_v, p.stride_o};
+    for (int i = 0; i < 4; i++) strides[i][0] = strides[i][1] = strides[i][2] = 8, strides[i][3] = 1;
+    const fa4_chip chip = {.arch = arch, .multiprocessors = 132};
+    fa4_plan plan;
+    const fa4_status status = fa4_fwd_plan(&p, &chip, &plan);
+    CHECK(status == FA4_OK, "the longest call on %d: %s", arch, fa4_last_error());
+    if (status == FA4_OK) check_tiles(&plan);
+    CHECK(fa4_fwd(&p, arch, NULL) == FA4_INVALID && strstr(fa4_last_error(), "k is NULL"), "NULL on %d", arch);
+}
+
 static void check_the_longest(void)
 {
     for (int arch = 90; arch <= 100; arch += 10) {
-        fa4_fwd_params p = {.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 1 << 30, .len_kv = 1 << 30};
-        p.dim = p.dim_v = 8;
-        p.lo = FA4_UNBOUNDED_LO;
-        p.hi = FA4_UNBOUNDED_HI;
-        int64_t *const strides[] = {p.stride_q, p.stride_k, p.stride_v, p.stride_o};
-        for (int i = 0; i < 4; i++) strides[i][0] = strides[i][1] = strides[i][2] = 8, strides[i][3] = 1;
-        const fa4_chip chip = {.arch = arch, .multiprocessors = 132};
-        fa4_plan plan;
-        const fa4_status status = fa4_fwd_plan(&p, &chip, &plan);
-        CHECK(status == FA4_OK, "the longest call on %d: %s", arch, fa4_last_error());
-        if (status == FA4_OK) check_tiles(&plan);
-        CHECK(fa4_fwd(&p, arch, NULL) == FA4_INVALID && strstr(fa4_last_error(), "k is NULL"), "NULL on %d", arch);
+        const int64_t tile = arch == 90 ? 192 : 256, heads = 1 << 20;
+        check_a_longest(arch, 1, 1 << 30, FA4_UNBOUNDED_HI);
+        // Almost 2^31 tiles, of which each sees all keys but a few.
+        check_a_longest(arch, heads - 1, (1 << 11) * tile, (1 << 30) - 2);
+        check_a_longest(arch, heads - 1, (1 << 11) * tile, -1);
     }
 }
 
