@@ -108,7 +108,7 @@ static CUtensorMapDataType type_of(fa4_dtype type)
 
 // The driver wants a current context, which a thread has after a call of the runtime that needs one. A thread that
 // comes with memory from elsewhere may not have made any: choosing its device again does it.
-static int gave_thread_its_context(void)
+static int make_context_current(void)
 {
     int device;
     return cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
@@ -122,7 +122,7 @@ static fa4_status encode_map(encode_fn *encode, const fa4_tensor_map *map, CUten
         result = encode(encoded, type_of(map->type), (cuuint32_t)map->rank, (void *)(uintptr_t)map->address, map->size,
                         map->stride, map->box, map->element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE,
                         swizzle_of(map->swizzle), promotion_of(map->l2_promotion), CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    while (result == CUDA_ERROR_INVALID_CONTEXT && tries++ == 0 && gave_thread_its_context());
+    while (result == CUDA_ERROR_INVALID_CONTEXT && tries++ == 0 && make_context_current());
     if (result == CUDA_SUCCESS) return FA4_OK;
     return fa4_fail(FA4_DEVICE_ERROR,
                     "cuTensorMapEncodeTiled refused (%d) a tensor of %llu x %llu x %llu x %llu elements with strides "
