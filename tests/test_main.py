@@ -9,7 +9,7 @@ import time
 import pytest
 
 import flash_attn4
-from flash_attn4.__main__ import MODEL_PACKAGE, SHAPES, model_missing
+from flash_attn4.__main__ import MODEL_PACKAGE, SHAPES, main, model_missing
 from flash_attn4.measure import Timing, paired, ratio
 
 
@@ -56,6 +56,14 @@ def test_the_main_job_for_people_without_the_model():
     ):
         assert words in out
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "x"])
+def test_seconds_that_are_none(seconds, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(["--seconds", seconds])
+    assert raised.value.code == 2
+    assert "--seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", ["transformers", MODEL_PACKAGE])
