@@ -123,6 +123,14 @@ def test_what_tensor_copies_cannot_take_is_copied(chip, layout, which):
     assert torch.equal(call[name], tensors[which])
 
 
+@pytest.mark.parametrize("gaps", ["q", "k"])
+def test_q_and_k_are_filled_up_together(chip, gaps):
+    """Where one of them could stay: rows of 60 in 64 are what tensor copies take."""
+    q, k, v = tensors = qkv(dim=60, dim_v=64)
+    q, k = (scattered_rows(x, 4) if name == gaps else x for name, x in (("q", q), ("k", k)))
+    assert_within_bound({"out": scaled_dot_product_attention(q, k, v)}, *tensors)
+
+
 @pytest.mark.parametrize("dim, dim_v", [(60, 60), (1, 3), (64, 20), (33, 64), (127, 128)])
 def test_head_dims_are_filled_up(chip, dim, dim_v):
     tensors = qkv(dim=dim, dim_v=dim_v)

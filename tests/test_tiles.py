@@ -9,6 +9,7 @@ sum of the costs divided by C, nor before the longest tile; figures are relative
     lpt     all tiles from the longest to the shortest, each to the CTA that is free first: no regard for L2
 """
 
+import concurrent.futures
 import functools
 import heapq
 import statistics
@@ -112,6 +113,18 @@ def test_every_tile_exactly_once(arch, batch, heads_kv, group, len_q, len_kv, di
     assert len(tiles) <= min(multiprocessors, 256)
     assert all(tiles)  # a CTA without a tile would be launched for nothing
     assert max(map(len, tiles)) - min(map(len, tiles)) <= 1
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+def test_an_order_that_a_thread_keeps_is_of_that_call(arch):
+    """Bands and multiprocessors differ, sizes do not: a new thread, which keeps none, has the same orders."""
+    bands = [{"hi": 0}, {"hi": -2500}, {"lo": -300, "hi": 0}, {"hi": 2000}]
+    asked = [(call(1, 9, 9, 5000, 5000, **band), arch, ctas) for band in bands for ctas in (132, 131)]
+    kept = [plan.fwd_tiles(*one) for one in asked]
+    for one, tiles in zip(asked, kept, strict=True):
+        with concurrent.futures.ThreadPoolExecutor(1) as new:
+            assert new.submit(plan.fwd_tiles, *one).result() == tiles
+    assert len({str(tiles) for tiles in kept}) > 4, "there is nothing to mistake for another"
 
 
 def a_model(length, mask, dim, tokens=16384, hidden=2048):
