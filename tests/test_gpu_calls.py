@@ -163,6 +163,16 @@ def test_what_can_be_taken_is_not_copied(chip):
         assert all(chip.calls[-1][name] is x for name, x in zip("qkv", tensors, strict=True))
 
 
+def test_a_call_is_like_one_before_only_with_its_alignment_and_scale(chip):
+    chip.runs = False
+    q, k, v = qkv()
+    scaled_dot_product_attention(q, k, v)
+    scaled_dot_product_attention(moved(q), k, v)
+    assert chip.calls[-1]["q"].data_ptr() % 16 == 0
+    with pytest.raises(NotImplementedError, match="scale"):
+        scaled_dot_product_attention(q, k, v, scale=math.nan)
+
+
 def test_a_copy_keeps_the_order_of_dimensions_and_what_repeats(chip):
     chip.runs = False
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv(dim=60))
