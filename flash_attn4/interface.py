@@ -490,10 +490,10 @@ def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *
     _check_are_tensors(query, key, value, ("query", "key", "value"))
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     _check_agree(query, key, value, ("query", "key", "value"))
-    if enable_gqa is None:
-        enable_gqa = min(query.dim(), key.dim(), value.dim()) >= 3 and query.shape[-3] != key.shape[-3]
     reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if reason is None:
+        if enable_gqa is None:
+            enable_gqa = min(query.dim(), key.dim(), value.dim()) >= 3 and query.shape[-3] != key.shape[-3]
         shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
         kernel = shapes if isinstance(shapes, str) else _kernel(*shapes[:4], is_causal, scale)
         reason = kernel if isinstance(kernel, str) else None
@@ -527,7 +527,9 @@ def backends():
     here = {10 * major + minor for major, minor in map(torch.cuda.get_device_capability, gpus)}
     for arch, chips in _CHIPS.items():
         reason = ops.ask(False, arch, "float16", 64, 64)
-        if reason is None and not here.intersection(chips):
+        if torch.version.cuda is None:
+            reason = "the installed torch is one without CUDA"
+        elif reason is None and not here.intersection(chips):
             reason = "there is no such GPU here" if gpus else "torch finds no CUDA device"
         found[f"sm_{arch}"] = reason
     for arch in sorted(here.difference(*_CHIPS.values())):

@@ -185,6 +185,16 @@ def test_causal_bias_and_nested_tensors_go_to_pytorch():
             f(nested, nested, nested) for f in (scaled_dot_product_attention, F.scaled_dot_product_attention)
         )
     assert max_error(ours.values(), theirs.values()) == 0
+    strided = torch.nested.nested_tensor([torch.ones(2, n, 8) for n in (3, 5)], layout=torch.strided)
+    for q in (nested, strided):
+        assert "nested" in explain(q, q, q).reason
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_a_torch_without_cuda_is_the_reason():
+    found = flash_attn4.backends()
+    assert "without CUDA" in found["sm_90"]
+    assert found["sm_90"] == found["sm_100"]
 
 
 def test_fallback_modes():
