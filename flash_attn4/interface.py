@@ -152,8 +152,8 @@ def scaled_dot_product_attention(
 
     On a GPU: a boolean mask that is no more than padding on the right, causal or a window, of all heads, runs on our
     kernels; the host looks at it, and waits for the GPU, once for each mask tensor and each change of it that torch
-    counts: not one through mask.data, or by the replay of a CUDA graph. Tensors whose strides or head dim are no
-    multiples of 16 bytes are copied first. explain() says both.
+    counts: not one through mask.data, DLPack, torch.distributed or the replay of a CUDA graph: give a new tensor
+    then. Tensors whose strides or head dim are no multiples of 16 bytes are copied first. explain() says both.
 
     What our kernels cannot run (dropout_p > 0, a mask that requires grad, a head dim over 256, a device without
     kernels, nested tensors) goes to PyTorch's function, with a warning once for each reason: see set_fallback.
