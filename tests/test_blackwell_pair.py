@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from reference import scattered
-from test_blackwell import ARCH, check, inputs, planned, right, simulate
+from test_blackwell import ARCH, check, growing_maxima, inputs, planned, right, simulate
 
 inf, nan = math.inf, math.nan
 pairs = pytest.mark.parametrize("variant", ["bf16_d128", "bf16_d192_v128"])
@@ -154,17 +154,7 @@ def test_smaller_head_dims_are_zero_filled(variant):
 
 @pairs
 def test_the_maximum_grows_slowly_at_the_threshold_and_at_the_end(variant):
-    q, k, v = inputs(variant, 300, 700)
-    q, k = torch.zeros_like(q), torch.zeros_like(k)
-    q[..., 0] = 1
-    for scores in (
-        torch.linspace(0, 60, 700),
-        torch.arange(700).flip(0) // 128 * (8 / math.log2(math.e)),
-        torch.where(torch.arange(700) < 5, 90.0, 0.0),
-        torch.linspace(-10000, 10000, 700),
-        torch.linspace(10000, -10000, 700),
-    ):
-        k[..., 0] = scores.to(k.dtype)
+    for q, k, v in growing_maxima(variant, 300):
         check_pair(q, k, v, scale=1.0)
 
 

@@ -34,8 +34,9 @@ def largest(x):
     return float(x.detach().abs().max()) if x.numel() else 0.0
 
 
-def compare(function, *, reached=True, tolerance=None):
-    """function() with PyTorch's kernels and with ours: equal within rounding, and whether ours ran as expected."""
+def calls_of_equal(function, allowed):
+    """function() with PyTorch's kernels and with ours: of the same dtypes and strides, and no further apart than
+    allowed(result). Returns how often which of our kernels ran."""
     expected = tensors_of(function())
     with enable_sdpa():
         result, calls = calls_during(function)
@@ -44,10 +45,17 @@ def compare(function, *, reached=True, tolerance=None):
     for a, b in zip(ours, expected, strict=True):
         assert a.dtype == b.dtype
         assert a.stride() == b.stride()
-        allowed = TOLERANCE[a.dtype] * max(1.0, largest(b)) if tolerance is None else tolerance
-        assert max_error(a, b) <= allowed
-    assert (calls["sdpa_fwd"] + calls["sdpa_math"] > 0) == reached, calls
+        assert max_error(a, b) <= allowed(b)
     assert calls["fwd"] == calls["bwd"] == 0
+    return calls
+
+
+def compare(function, *, reached=True, tolerance=None):
+    """function() with PyTorch's kernels and with ours: equal within rounding, and whether ours ran as expected."""
+    calls = calls_of_equal(
+        function, lambda b: TOLERANCE[b.dtype] * max(1.0, largest(b)) if tolerance is None else tolerance
+    )
+    assert (calls["sdpa_fwd"] + calls["sdpa_math"] > 0) == reached, calls
     return calls
 
 
