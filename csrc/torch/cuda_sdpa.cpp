@@ -99,6 +99,17 @@ void call_before(const char *op, StableIValue *stack, int64_t len_q, int64_t len
     stack[5] = from(len_kv);
 }
 
+// output logsumexp cum_seq_q cum_seq_k max_q max_k, as both operators begin their results.
+void give_results(StableIValue *stack, Results &results)
+{
+    stack[0] = give(std::move(results.out));
+    stack[1] = give(std::move(results.lse));
+    stack[2] = give_undefined();
+    stack[3] = give_undefined();
+    stack[4] = from(results.len_q);
+    stack[5] = from(results.len_kv);
+}
+
 // query key value dropout_p is_causal return_debug_mask scale
 // -> output logsumexp cum_seq_q cum_seq_k max_q max_k rng_state unused debug_attn_mask
 void flash_fwd(StableIValue *stack, uint64_t, uint64_t)
@@ -126,12 +137,7 @@ void flash_fwd(StableIValue *stack, uint64_t, uint64_t)
         for (int i = 0; i < RESULTS; i++) stack[i] = before[i];
         return;
     }
-    stack[0] = give(std::move(results->out));
-    stack[1] = give(std::move(results->lse));
-    stack[2] = give_undefined();
-    stack[3] = give_undefined();
-    stack[4] = from(results->len_q);
-    stack[5] = from(results->len_kv);
+    give_results(stack, *results);
     stack[6] = give(blank(results->machine, 1, 2, aoti_torch_dtype_uint64()));
     stack[7] = give(blank(results->machine, 0, 1, aoti_torch_dtype_uint64()));
     stack[8] = give(blank(results->machine, 1, 0, results->dtype));
@@ -167,12 +173,7 @@ void cudnn_fwd(StableIValue *stack, uint64_t, uint64_t)
         for (int i = 0; i < RESULTS; i++) stack[i] = before[i];
         return;
     }
-    stack[0] = give(std::move(results->out));
-    stack[1] = give(std::move(results->lse));
-    stack[2] = give_undefined();
-    stack[3] = give_undefined();
-    stack[4] = from(results->len_q);
-    stack[5] = from(results->len_kv);
+    give_results(stack, *results);
     stack[6] = give(blank(results->machine, 0, 1, aoti_torch_dtype_int64()));
     stack[7] = give(blank(results->machine, 0, 1, aoti_torch_dtype_int64()));
     stack[8] = give_undefined();
