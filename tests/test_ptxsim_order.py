@@ -58,14 +58,16 @@ def global_message(publish, take, after=""):
     )
 
 
-# The same from CTA 0 to CTA 2, which waits for a flag that CTA 1 has set again.
+# The same from CTA 0 to CTA 2, which waits for a flag that CTA 1 has set again. It acquires only then: an acquire that
+# saw the first value would have ordered the message, whatever CTA 1 does.
 def relayed_message(again):
     return (
         cta(0, "st.global.b32 [g1], 7; st.release.gpu.global.b32 [g1+64], 1;")
         + cta(1, spin("ld.relaxed.gpu.global.b32 x, [g1+64];") + again)
         + cta(
             2,
-            spin("ld.acquire.gpu.global.b32 x, [g1+64];", 2) + "ld.global.b32 y, [g1]; st.global.b32 [g1+4], y;",
+            spin("ld.relaxed.gpu.global.b32 x, [g1+64];", 2)
+            + "ld.acquire.gpu.global.b32 x, [g1+64]; ld.global.b32 y, [g1]; st.global.b32 [g1+4], y;",
         )
     )
 
