@@ -464,7 +464,54 @@ def test_uc_079_mask_offsets_past_2_to_the_31():
     assert torch.equal(sdpa(q, k, v, attn_mask=mask), check(q, k, v, keep))
 
 
-def test_uc_083_batch_and_heads_above_65535():
+def test_uc_080_late_rows_of_97220_tokens():
+    first, n = 96_940, 97_220
+    q, k, v = hashed((1, 1, 280, 80), (1, 1, n, 80), (1, 1, n, 80), dtype=torch.bfloat16)
+    late = torch.ops.fa4.fwd(q, k, v, lo=first - 64, hi=first)  # row i sees the 65 keys that end at its own position
+    cut = 96_768  # where a block of keys begins, whatever its size
+    lo, hi = first - 64 - cut, first - cut
+    short = torch.ops.fa4.fwd(q, k[:, :, cut:], v[:, :, cut:], lo=lo, hi=hi)
+    for a, b in zip(late, short, strict=True):
+        assert torch.equal(a, b)
+    accurate(late[0], q, k[:, :, cut:], v[:, :, cut:], lo=lo, hi=hi)
+    check(q[:, :, -3:], k, v)
+
+
+def test_uc_081_gradients_of_a_large_batch_of_single_tokens():
+    q, k, v, dout = torch.randn(4, 8300, 1, 16, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    leaves = [x.transpose(1, 2).requires_grad_() for x in (q, k, v)]
+    out = sdpa(*leaves)
+    assert torch.equal(out, leaves[2])
+    dq, dk, dv = torch.autograd.grad(out, leaves, dout.transpose(1, 2))
+    assert torch.equal(dv, dout.transpose(1, 2))
+    terms = (dout.float() * v).norm(dim=-1).max()  # dP - D is a difference of two sums of such terms
+    for grad in (dq, dk):
+        assert grad.abs().max() <= 2**-7 * terms * max(q.abs().max(), k.abs().max()) / math.sqrt(128)
+
+
+@pytest.mark.parametrize("mask_grad", [False, True])
+@pytest.mark.parametrize("len_kv", [361, 364])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_uc_089_saved_tensors_that_were_moved_away_and_back(dtype, len_kv, mask_grad):
+    q, k, v, mask = hashed((1, 2, 30, 64), (1, 2, len_kv, 64), (1, 2, len_kv, 64), (1, 1, 30, len_kv + 7), dtype=dtype)
+    mask = mask[..., 3 : len_kv + 3]  # neither its start nor its rows are aligned
+    mask.requires_grad_(mask_grad)
+    leaves = [x.requires_grad_() for x in (q, k, v)] + [mask] * mask_grad
+
+    def both():
+        out = sdpa(q, k, v, attn_mask=mask)
+        return out.detach(), *torch.autograd.grad(out.sum(), leaves)
+
+    with flash_attn4.set_fallback("silent"):  # the gradient of a mask is PyTorch's
+        expected = both()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.contiguous().clone(), torch.clone):
+            moved = both()
+    for a, b in zip(moved, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    accurate(moved[0], *(x.detach() for x in (q, k, v)), mask=mask.detach())
+
+
+def test_uc_083_uc_084_batch_and_heads_above_65535():
     for shape in [(65536, 8, 4, 64), (1, 65536, 10, 16), (65537, 1, 1, 8)]:
         q = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         out = sdpa(q, q, q)

@@ -84,7 +84,7 @@ def test_two_streams_at_once():
         assert all(equal(x, right) for x in got)
 
 
-def test_the_callers_stream_is_the_one_that_works():
+def test_uc_118_the_callers_stream_is_the_one_that_works():
     """What is queued before a call on its stream has happened when the kernel reads."""
     q, k, v = large_qkv()
     expected = fwd(q, k, v)
@@ -121,7 +121,7 @@ def test_the_first_that_a_thread_does_on_a_gpu():
     assert equal(results, expected)
 
 
-def test_a_graph_is_captured_and_replayed():
+def test_uc_120_a_graph_is_captured_and_replayed():
     q, k, v = large_qkv()
     lengths = torch.tensor([1500, 3, 700], dtype=torch.int32, device="cuda")
     fwd(q, k, v, None, lengths)
@@ -159,6 +159,17 @@ def test_100000_calls_take_no_more_memory():
     assert after[1:] == before[1:]
 
 
+@pytest.mark.parametrize("batch, heads", [(65_536, 1), (1, 65_537), (70_000, 2)])
+def test_uc_084_decoding_with_more_than_65535_of_anything(batch, heads):
+    q, k, v = hashed_qkv(1, 40, batch=batch, heads=heads, dim=64, dtype=torch.bfloat16, device="cuda")
+    out, lse = fwd(q, k, v)
+    for b, h in ((0, 0), (batch - 1, heads - 1), (batch // 2, heads // 2)):
+        at = slice(b, b + 1), slice(h, h + 1)
+        part = q[at], k[at], v[at]
+        assert equal((out[at], lse[at]), fwd(*part))
+        assert_within_bound({"out": out[at]}, *part)
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
 def test_more_than_2_to_the_31_elements(order):
     shape = (2, 64, 131_200, 128)
@@ -191,7 +202,7 @@ def test_strides_beyond_2_to_the_31():
     assert equal(fwd(q, k, v_far), expected)
 
 
-def test_two_gpus_in_one_process():
+def test_uc_116_two_gpus_in_one_process():
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
     work = [large_qkv(), [x.to("cuda:1") for x in large_qkv()]]

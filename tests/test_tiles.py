@@ -115,6 +115,16 @@ def test_every_tile_exactly_once(arch, batch, heads_kv, group, len_q, len_kv, di
     assert max(map(len, tiles)) - min(map(len, tiles)) <= 1
 
 
+@pytest.mark.parametrize("arch", [90, 100, 103])
+@pytest.mark.parametrize("batch, heads", [(65_536, 1), (1, 65_537), (300, 300)])
+def test_uc_084_more_tiles_than_a_grid_may_have_in_a_dimension(arch, batch, heads):
+    params = call(batch, heads, heads, 1, 40)
+    assert max(plan.fwd_plan(params, arch, 132)["grid"]) <= 132
+    tiles = in_list_order(plan.fwd_tiles(params, arch, 132))
+    assert len(tiles) == batch * heads
+    assert {(b, h) for b, h, *_ in tiles} == {(b, h) for b in range(batch) for h in range(heads)}
+
+
 @pytest.mark.parametrize("arch", [90, 100])
 def test_an_order_that_a_thread_keeps_is_of_that_call(arch):
     """Bands and multiprocessors differ, sizes do not: a new thread, which keeps none, has the same orders."""
