@@ -35,6 +35,7 @@ import torch
 
 import flash_attn4
 from flash_attn4.__main__ import progress
+from flash_attn4.arguments import count, duration, new_file
 from flash_attn4.measure import Timing, paired, ratio
 
 SHAPES = [  # batch, heads, len, dim
@@ -230,12 +231,11 @@ def write_table(results: list[Result], stream) -> None:
 
 def on_cpu(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
-    shapes = [tuple(map(int, s.split("x"))) for s in options.shape] if options.shape else SHAPES
     cells = [
         Cell(shape, dtype, mask == "causal", direction)
         for direction in options.direction
         for dtype in options.dtype
-        for shape in shapes
+        for shape in options.shape
         for mask in options.mask
     ]
     about = machine()
@@ -325,6 +325,12 @@ def dims(text: str) -> tuple[int, int]:
     return found
 
 
+def shape(text: str) -> tuple[int, int, int, int]:
+    """BxHxLxD."""
+    batch, heads, length, dim = map(count, text.split("x"))
+    return batch, heads, length, dim
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -335,34 +341,32 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         choices=["float32", "bfloat16", "float16", "float64"],
         help="default: float32 bfloat16 float16; on a GPU one of the 16-bit ones, default bfloat16",
     )
-    parser.add_argument("--seconds", type=float, help="time a cell (default 2; on a GPU 1, and at least 5 rounds)")
+    parser.add_argument("--seconds", type=duration, help="time a cell (default 2; on a GPU 1, and at least 5 rounds)")
     parser.add_argument("--no-host", action="store_true", help="leave out the cost of a call on the smallest problem")
-    parser.add_argument("--csv", metavar="FILE")
+    parser.add_argument("--csv", type=new_file, metavar="FILE")
     cpu = parser.add_argument_group("on the CPU")
     cpu.add_argument("--direction", nargs="+", choices=["forward", "backward"])
     cpu.add_argument(
-        "--shape", nargs="+", metavar="BxHxLxD", help="default: seven shapes from 8x12x128x64 to 1x1x8192x64"
+        "--shape",
+        nargs="+",
+        type=shape,
+        metavar="BxHxLxD",
+        help="default: seven shapes from 8x12x128x64 to 1x1x8192x64",
     )
-    cpu.add_argument("--threads", type=int)
-    cpu.add_argument("--json", metavar="FILE", help="- for standard output, instead of the table")
+    cpu.add_argument("--threads", type=count)
+    cpu.add_argument("--json", type=new_file, metavar="FILE", help="- for standard output, instead of the table")
     cuda = parser.add_argument_group("on a GPU (--device cuda)")
     cuda.add_argument("--kind", nargs="+", choices=["forward", "growth", "decode"], help="default: all")
     cuda.add_argument("--dim", nargs="+", type=dims, help="of 64 96 128 192/128 256; default: all")
-    cuda.add_argument("--len", nargs="+", type=int, help="default: 512 1024 4096 16384, growth 32768 65536 131072")
+    cuda.add_argument("--len", nargs="+", type=count, help="default: 512 1024 4096 16384, growth 32768 65536 131072")
     cuda.add_argument("--other", nargs="*", choices=gpu.OTHERS, help="whom to compare with; default: who is there")
-    cuda.add_argument("--rounds", type=int, help="rounds of a cell, instead of --seconds")
-    cuda.add_argument("--markdown", metavar="FILE", help="the tables as the README has them; - for standard output")
-    cuda.add_argument("--plot", metavar="PREFIX", help="PREFIX-full.svg and PREFIX-causal.svg; needs matplotlib")
+    cuda.add_argument("--rounds", type=count, help="rounds of a cell, instead of --seconds")
+    report.add_outputs(cuda)
     options = parser.parse_args(arguments)
     on_cuda = options.device == "cuda"
     for action in (cpu if on_cuda else cuda)._group_actions:
         if getattr(options, action.dest) is not None:
             parser.error(f"{action.option_strings[0]} is not for --device {options.device}")
-    for path in (options.csv, options.json, options.markdown, options.plot):
-        if path and not Path(path).parent.is_dir():
-            parser.error(f"{path}: there is no folder {Path(path).parent}")
-    if options.rounds is not None and options.rounds < 1:
-        parser.error(f"--rounds is {options.rounds}, and it must be at least 1")
     if on_cuda:
         if not torch.cuda.is_available():
             parser.error(f"--device cuda: PyTorch {torch.__version__} finds no CUDA device")
@@ -373,6 +377,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     defaults = {
         "dtype": ["float32", "bfloat16", "float16"],
         "seconds": 1.0 if on_cuda else 2.0,
+        "shape": SHAPES,
         "direction": ["forward", "backward"],
         "threads": torch.get_num_threads(),
         "kind": ["forward", "growth", "decode"],

@@ -10,7 +10,8 @@ import statistics
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 import numpy
 import ptxsim
@@ -28,6 +29,8 @@ from ptxsim_kernels.ptx import (
     wait,
     when,
 )
+
+from flash_attn4.arguments import count
 
 BLOCK, D = 128, 64  # queries and keys of a tile, head dimension
 Q, K, V = DATA, DATA + BLOCK * D * 2, DATA + 2 * BLOCK * D * 2
@@ -126,8 +129,8 @@ def attention(products, with_softmax, tiles):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiles", type=int, default=64, help="key tiles a run")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--tiles", type=count, default=64, help="key tiles a run")
+    parser.add_argument("--runs", type=count, default=5)
     arguments = parser.parse_args()
     flop = 2 * 2 * BLOCK * BLOCK * D * arguments.tiles
     print(f"{arguments.tiles} tiles of {BLOCK} x {BLOCK}, head dimension {D}; CPU time, median of {arguments.runs}")

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from flash_attn4.arguments import new_file
+
 OURS = "ours"
 LABELS = {
     "ours": "ours",
@@ -440,11 +442,25 @@ def write(
         raise SystemExit(no_plot)
 
 
+def add_outputs(parser) -> None:
+    parser.add_argument(
+        "--markdown",
+        type=new_file,
+        metavar="FILE",
+        help="the tables as the README has them; - for standard output",
+    )
+    parser.add_argument(
+        "--plot",
+        type=new_file,
+        metavar="PREFIX",
+        help="PREFIX-full.svg and PREFIX-causal.svg; needs matplotlib",
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", help="what attention.py --device cuda --csv wrote")
-    parser.add_argument("--markdown", metavar="FILE", help="the tables; - for standard output")
-    parser.add_argument("--plot", metavar="PREFIX", help="PREFIX-full.svg, PREFIX-causal.svg; needs matplotlib")
+    add_outputs(parser)
     options = parser.parse_args()
     try:
         about, rows = read_csv(options.csv)

@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import sass  # noqa: E402
 
+from flash_attn4.arguments import count  # noqa: E402
 from flash_attn4.verify import build, device  # noqa: E402
 
 TOKENS, WARM_UPS, RUNS = 32768, 5, 20
@@ -37,6 +38,12 @@ def shape_of(flags: str) -> dict[str, int]:
     name = re.search(r"FA4_SHAPE=(\w+)", flags)[1]
     values = re.search(rf"^FA4_SM100_SHAPE\({name}, ([\d, ]+)\)", text, re.MULTILINE)[1].split(", ")
     return dict(zip(names, map(int, values), strict=True))
+
+
+def share(text: str) -> int:
+    if text not in map(str, range(0, 97, 2)):
+        raise argparse.ArgumentTypeError(f"it must be even, from 0 to 96, and it is {text!r}")
+    return int(text)
 
 
 def others(numbers: dict[str, int]) -> int:
@@ -155,16 +162,18 @@ def gpu_missing(arch: str) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernel", nargs="?", default="fa4_sm100_fwd_bf16_d128")
-    parser.add_argument("--emulated", type=int, nargs="+", help="of 128 exponentials, even, at most 96")
-    parser.add_argument("--softmax", type=int, nargs="+", help="registers of a thread")
-    parser.add_argument("--correction", type=int, nargs="+", help="registers of a thread")
-    parser.add_argument("--stages", type=int, nargs="+", help="blocks of K or V in shared memory")
-    parser.add_argument("--length", type=int, default=8192, help="queries and keys, where there is a GPU")
+    parser.add_argument("--emulated", type=share, nargs="+", help="of 128 exponentials, even, at most 96")
+    parser.add_argument("--softmax", type=count, nargs="+", help="registers of a thread")
+    parser.add_argument("--correction", type=count, nargs="+", help="registers of a thread")
+    parser.add_argument("--stages", type=count, nargs="+", help="blocks of K or V in shared memory")
+    parser.add_argument("--length", type=count, default=8192, help="queries and keys, where there is a GPU")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "sweep", help="where to compile")
     options = parser.parse_args()
+    folder = options.build.resolve() / options.kernel
     try:
-        sweep = Sweep(options.kernel, options.build.resolve() / options.kernel)
-    except build.Missing as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep = Sweep(options.kernel, folder)
+    except (build.Missing, OSError) as error:
         raise SystemExit(f"sweep.py: {error}") from None
     own = [sweep.shape[name] for name in NUMBERS]
     asked = [options.emulated, options.softmax, options.correction, options.stages]

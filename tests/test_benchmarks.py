@@ -377,7 +377,12 @@ def test_the_table_on_the_cpu(tmp_path, capsys):
         ("--device cuda --shape 1x1x1x1", "--shape is not for --device cuda"),
         ("--device cuda --dim 100", "argument --dim: invalid dims value: '100'"),
         ("--device cuda --csv nowhere/a.csv", "nowhere/a.csv: there is no folder nowhere"),
-        ("--rounds 0 --device cuda", "--rounds is 0, and it must be at least 1"),
+        ("--rounds 0 --device cuda", "--rounds: it must be a whole number from 1 on, and it is '0'"),
+        ("--threads -1", "--threads: it must be a whole number from 1 on, and it is '-1'"),
+        ("--seconds nan", "--seconds: it must be a number from 0 on, and it is 'nan'"),
+        ("--shape 1x2x3", "argument --shape: invalid shape value: '1x2x3'"),
+        ("--shape 1x0x5x5", "--shape: it must be a whole number from 1 on, and it is '0'"),
+        ("--json .", "argument --json: .: it is a folder"),
         ("--device cuda --dtype float32", "--dtype is float32, and on a GPU it must be bfloat16 or float16"),
     ],
 )

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 import flash_attn4
+from flash_attn4.arguments import new_file
 
 from . import build, items
 from .build import Missing
@@ -205,20 +206,16 @@ def worker_command(root: Path, library: Path, capability: int) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flash_attn4 verify", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--json", type=Path, default=Path("verify.json"), help="the report (default: verify.json)")
+    parser.add_argument("--json", type=new_file, default="verify.json", help="the report (default: verify.json)")
     parser.add_argument("--only", action="append", metavar="TEXT", help="items whose name contains it; may be repeated")
     parser.add_argument("--minutes", type=float, default=20, help="for all of it, compiling apart (default: 20)")
     parser.add_argument("--source", help="the source tree, where it is not the installed package's folder")
     parser.add_argument("--build", type=Path, help="where to compile (default: build/verify in the source tree)")
     parser.add_argument("--list", action="store_true", help="say what would be run (on B300, where no GPU is), and end")
     options = parser.parse_args(argv)
-    if not options.json.resolve().parent.is_dir():
-        parser.error(f"--json {options.json}: there is no folder {options.json.resolve().parent}")
-    if options.json.is_dir():
-        parser.error(f"--json {options.json}: it is a folder")
     if not options.minutes > 0:
         parser.error(f"--minutes {options.minutes:g}: it must be more than 0")
-    report = Report(options.json.resolve())
+    report = Report(Path(options.json).resolve())
     try:
         root = build.source_folder(options.source)
         if options.list:
