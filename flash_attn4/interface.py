@@ -250,6 +250,10 @@ class _Kernel:
             found.append(f"attn_mask is read as {', '.join(words) or 'nothing hidden'}")
         return tuple(found)
 
+    def name(self, q, k, v):
+        """The GPU kernel that runs it."""
+        return ops.kernel_of(self.copies, q, k, v, self.keys.len_kv, self.keys.lo, self.keys.hi, self.scale)
+
     def run(self, q, k, v):
         rest = (self.mask, self.keys.len_kv, self.keys.lo, self.keys.hi, self.scale)
         return ops.fwd_by_copies(self.copies, q, k, v, *rest) if self.copies else ops.run(q, k, v, *rest)
@@ -468,6 +472,7 @@ class Explanation:
 
     backend: str  #: one of backends(); "pytorch" when our kernels cannot run the call
     isa: str | None  #: the CPU's instruction set that would run it
+    kernel: str | None  #: the GPU kernel that would run it, by its name in csrc/variants.def
     reason: str | None  #: why our kernels cannot run it
     not_faster: dict  #: {faster backend or instruction set: why it is not used}
     notes: tuple = ()  #: what is done first: copies that the kernels need, and what a mask was found to be
@@ -476,7 +481,7 @@ class Explanation:
         if self.reason:
             lines = [f"PyTorch would run this: {self.reason}."]
         else:
-            lines = [f"flash_attn4 would run this on {self.backend}" + (f" with {self.isa}." if self.isa else ".")]
+            lines = [f"flash_attn4 would run this on {self.backend} with {self.isa or self.kernel}."]
         lines += [f"  {note}" for note in self.notes]
         return "\n".join([*lines, *(f"  not {name}: {why}" for name, why in self.not_faster.items())])
 
@@ -498,11 +503,11 @@ def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *
         kernel = shapes if isinstance(shapes, str) else _kernel(*shapes[:4], is_causal, scale)
         reason = kernel if isinstance(kernel, str) else None
     if reason:
-        return Explanation("pytorch", None, reason, {})
+        return Explanation("pytorch", None, None, reason, {})
     arch = ops.arch_of(query.device)
     if arch:
         kernels = next(kernels for kernels, chips in _CHIPS.items() if arch in chips)
-        return Explanation(f"sm_{kernels}", None, None, {}, kernel.notes())
+        return Explanation(f"sm_{kernels}", None, kernel.name(*shapes[:3]), None, {}, kernel.notes())
     used = _C.isa_in_use()
     not_faster = {name: why for name, why in backends().items() if name != "cpu"}
     for name, why in _C.isas():
@@ -510,8 +515,8 @@ def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *
             break
         not_faster[name] = why or "another instruction set was asked for"
     if not any(name.startswith("sm_") and why is None for name, why in not_faster.items()):
-        return Explanation("cpu", used, None, not_faster)
-    return Explanation("cpu", used, None, {n: w or "the tensors are on the CPU" for n, w in not_faster.items()})
+        return Explanation("cpu", used, None, None, not_faster)
+    return Explanation("cpu", used, None, None, {n: w or "the tensors are on the CPU" for n, w in not_faster.items()})
 
 
 # ---- what is there

@@ -91,12 +91,26 @@ def unsupported_with_copies(q, k, v, attn_mask=None, scale=None, backward=False,
         dim, dim_v = (_filled_up(operator.index(x.shape[-1])) for x in (q, v))
         layout = ()
     else:
-        shadows = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in (q, k, v))
-        q, k, v = _with_copies(copies, *shadows)
+        q, k, v = _shadows(copies, q, k, v)
         dim, dim_v, layout = q.shape[3], v.shape[3], _layout(q, k, v)
     still = ask(False, arch, _name(q.dtype), dim, dim_v, mask, 1.0 if scale is None else scale, *layout)
     still = still or (gradient.unsupported(len_kv) if backward else None)
     return (still and (reason or still)), copies
+
+
+def kernel_of(copies, q, k, v, len_kv=None, lo=None, hi=None, scale=None):
+    """The name of the GPU kernel that runs fwd_by_copies of these, which can run; the row of the README's table."""
+    arch, scale = arch_of(q.device), 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    if copies:
+        q, k, v = _shadows(copies, q, k, v)
+    kind = (arch, _name(q.dtype), q.shape[3], v.shape[3], scale)
+    return _C_cuda.kernel(*kind, lo, hi, len_kv is not None, *_layout(q, k, v))
+
+
+def _shadows(copies, q, k, v):
+    """Tensors without memory that are like q, k and v after the copies."""
+    shadows = (torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in (q, k, v))
+    return _with_copies(copies, *shadows)
 
 
 def _layout(q, k, v):

@@ -5,6 +5,7 @@ import gc
 import importlib
 import math
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -365,8 +366,9 @@ def test_vmap_equals_a_loop():
 
 def test_explain_and_backends_name_the_chip():
     q = torch.empty(1, 1, 8, 64, dtype=torch.float16, device="cuda")
-    name = flash_attn4.explain(q, q, q).backend
-    assert name.startswith("sm_")
+    found = flash_attn4.explain(q, q, q)
+    assert found.backend.startswith("sm_")
+    assert re.fullmatch(r"fa4_sm\d+_fwd_f16_d64", found.kernel)
     assert None in [why for machine, why in flash_attn4.backends().items() if machine.startswith("sm_")]
     with flash_attn4.set_fallback("error"), pytest.raises(NotImplementedError, match="float16 and bfloat16 only"):
         flash_attn4.scaled_dot_product_attention(q.float(), q.float(), q.float())

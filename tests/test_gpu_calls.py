@@ -35,24 +35,30 @@ def module(kernel):
 
 
 class Chip:
-    """Stands for _C_cuda and the operator. calls has the arguments of each call."""
+    """Stands for _C_cuda and the operator. calls has the arguments of each call, kernels what they ran."""
 
     def __init__(self, arch):
-        self.arch, self.calls, self.runs = arch, [], True
+        self.arch, self.calls, self.kernels, self.runs = arch, [], [], True
 
-    def unsupported(self, backward, arch, dtype, dim, dim_v, mask, scale, sizes=None, strides=None, addresses=None):
-        assert not backward, "PyTorch's kernels are asked about gradients"
+    def params(self, dtype, dim, dim_v, scale, lo=None, hi=None, sizes=None, strides=None, addresses=None):
         batch, heads_q, heads_kv, len_q, len_kv = sizes or (1, 1, 1, 1, 1)
         strides = strides or (dim, dim, dim, 1) * 2 + (dim_v, dim_v, dim_v, 1) * 2
-        call = {
+        return {
             **dict(zip("qkv", addresses or (0, 0, 0), strict=True)),
             **{f"stride_{name}": strides[4 * i : 4 * i + 4] for i, name in enumerate("qkvo")},
-            **{"o": 0, "lse": 0, "stride_lse": (heads_q * len_q, len_q, 1), "len_kv_of": 0, "lo": None, "hi": None},
+            **{"o": 0, "lse": 0, "stride_lse": (heads_q * len_q, len_q, 1), "len_kv_of": 0, "lo": lo, "hi": hi},
             **{"batch": batch, "heads_q": heads_q, "heads_kv": heads_kv, "len_q": len_q, "len_kv": len_kv},
-            **{"dim": dim, "dim_v": dim_v, "scale": scale, "mask_type": 1 if mask else 0},
+            **{"dim": dim, "dim_v": dim_v, "scale": scale},
             "dtype": plan.DTYPES.index(getattr(torch, dtype)),
         }
-        return plan.unsupported(call, arch)
+
+    def unsupported(self, backward, arch, dtype, dim, dim_v, mask, scale, *layout):
+        assert not backward, "PyTorch's kernels are asked about gradients"
+        params = self.params(dtype, dim, dim_v, scale, None, None, *layout)
+        return plan.unsupported({**params, "mask_type": 1 if mask else 0}, arch)
+
+    def kernel(self, arch, dtype, dim, dim_v, scale, lo, hi, lengths, *layout):
+        return plan.fwd_plan(self.params(dtype, dim, dim_v, scale, lo, hi, *layout), arch)["kernel"]
 
     def fwd(self, q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
         assert attn_mask is None
@@ -62,6 +68,7 @@ class Chip:
         if not self.runs:
             return out, lse
         kernel = plan.fwd_plan(plan.params(q, k, v, out, lse, **how), self.arch)["kernel"]
+        self.kernels.append(kernel)
         out, lse, report = plan.forward(module(kernel), q, k, v, arch=self.arch, **how)
         assert report is None or report.finished
         shape = out.shape
@@ -507,6 +514,25 @@ def test_the_backend_is_one_of_backends(monkeypatch, capability, backend):
     monkeypatch.setattr(ops, "arch_of", lambda device: capability)
     assert explain(*qkv()).backend == backend
     assert backend in flash_attn4.backends()
+
+
+@pytest.mark.parametrize(
+    "sizes, band",
+    [
+        ({"len_q": 400, "len_kv": 130, "dim": 128}, {}),
+        ({"len_q": 130, "len_kv": 130, "dim": 128}, {"is_causal": True}),
+        ({"len_q": 5, "len_kv": 2100, "dim": 128, "batch": 1}, {}),
+        ({"len_q": 9, "len_kv": 90, "dim": 60, "dim_v": 33}, {}),
+        ({"len_q": 9, "len_kv": 70, "dim": 192, "dim_v": 120}, {}),
+    ],
+)
+def test_explain_names_the_kernel_that_runs(chip, sizes, band):
+    tensors = qkv(**sizes)
+    found = explain(*tensors, **band)
+    assert not chip.kernels
+    scaled_dot_product_attention(*tensors, **band)
+    assert chip.kernels == [found.kernel]
+    assert str(found).startswith(f"flash_attn4 would run this on sm_{chip.arch} with {found.kernel}.")
 
 
 # ---- on a GPU itself

@@ -1,6 +1,7 @@
 // The Python module flash_attn4._C_cuda: fa4::fwd on the current stream of q's CUDA device. Built where torch has CUDA.
 #include <Python.h>
 
+#include "../cuda/backend.h"
 #include "cuda.h"
 #include "questions.h"
 
@@ -44,6 +45,32 @@ void cuda_fwd(StableIValue *stack, uint64_t, uint64_t)
     count(CALLS_FWD);
 }
 
+// The name of the kernel that the plan gives a call on a chip, which need not be here.
+PyObject *kernel(PyObject *, PyObject *args)
+{
+    int arch, lengths;
+    const char *dtype;
+    long long dim, dim_v;
+    PyObject *lo, *hi, *sizes, *strides, *addresses;
+    fa4_fwd_params p = {};
+    if (!PyArg_ParseTuple(args, "isLLdOOpOOO", &arch, &dtype, &dim, &dim_v, &p.scale, &lo, &hi, &lengths, &sizes,
+                          &strides, &addresses))
+        return nullptr;
+    p.dim = dim;
+    p.dim_v = dim_v;
+    p.dtype = dtype_named(dtype);
+    if (!read_call(&p, sizes, strides, addresses)) return nullptr;
+    if (lo != Py_None) p.lo = PyLong_AsLongLong(lo);
+    if (hi != Py_None) p.hi = PyLong_AsLongLong(hi);
+    if (PyErr_Occurred()) return nullptr;
+    static const int32_t some = 0;
+    p.len_kv_of = lengths ? &some : nullptr;
+    const fa4_chip chip = {arch, 1};
+    fa4_plan plan;
+    if (fa4_fwd_plan(&p, &chip, &plan) != FA4_OK) return PyErr_Format(PyExc_ValueError, "%s", fa4_last_error());
+    return PyUnicode_FromString(fa4_cuda_has_kernel(plan.kernel) || !plan.kernel_else ? plan.kernel : plan.kernel_else);
+}
+
 PyObject *override_sdpa_now(PyObject *, PyObject *on)
 {
     int yes = PyObject_IsTrue(on);
@@ -59,6 +86,9 @@ PyObject *override_sdpa_now(PyObject *, PyObject *on)
 PyMethodDef methods[] = {
     {"calls", calls_made, METH_NOARGS, calls_doc},
     {"unsupported", unsupported, METH_VARARGS, unsupported_doc},
+    {"kernel", kernel, METH_VARARGS,
+     "(arch, dtype, dim, dim_v, scale, lo, hi, whether there are lengths of keys, sizes, strides, "
+     "addresses): name of the kernel that runs it."},
     {"override_sdpa", override_sdpa_now, METH_O, "Put our forward under PyTorch's CUDA attention, or take it away."},
     {nullptr, nullptr, 0, nullptr},
 };

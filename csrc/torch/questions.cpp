@@ -25,9 +25,42 @@ static bool read_numbers(PyObject *tuple, int64_t *const *to)
     return !PyErr_Occurred();
 }
 
+fa4_dtype dtype_named(const char *name)
+{
+    static const char *const names[] = {"float16", "bfloat16", "float32", "float64"}; // as fa4_dtype
+    int d = 0;
+    while (d < 4 && strcmp(name, names[d])) d++;
+    return (fa4_dtype)d;
+}
+
+bool read_call(fa4_fwd_params *p, PyObject *sizes, PyObject *strides, PyObject *addresses)
+{
+    p->batch = p->heads_q = p->heads_kv = p->len_q = p->len_kv = 1;
+    p->lo = FA4_UNBOUNDED_LO;
+    p->hi = FA4_UNBOUNDED_HI;
+    for (int i = 0; i < 4; i++) {
+        p->stride_q[i] = p->stride_k[i] = i < 3 ? p->dim : 1;
+        p->stride_v[i] = p->stride_o[i] = i < 3 ? p->dim_v : 1;
+    }
+    int64_t *const size_of[] = {&p->batch, &p->heads_q, &p->heads_kv, &p->len_q, &p->len_kv, END};
+    int64_t *stride_of[17] = {};
+    for (int i = 0; i < 16; i++) {
+        int64_t *const of[] = {p->stride_q, p->stride_k, p->stride_v, p->stride_o};
+        stride_of[i] = of[i / 4] + i % 4;
+    }
+    if (sizes != Py_None && !read_numbers(sizes, size_of)) return false;
+    if (strides != Py_None && !read_numbers(strides, stride_of)) return false;
+    int64_t q = 0, k = 0, v = 0;
+    int64_t *const address_of[] = {&q, &k, &v, END};
+    if (addresses != Py_None && !read_numbers(addresses, address_of)) return false;
+    p->q = reinterpret_cast<const void *>(q);
+    p->k = reinterpret_cast<const void *>(k);
+    p->v = reinterpret_cast<const void *>(v);
+    return true;
+}
+
 PyObject *unsupported(PyObject *, PyObject *args)
 {
-    static const char *const dtypes[] = {"float16", "bfloat16", "float32", "float64"}; // as fa4_dtype
     static const char *const masks[] = {"", "bool", "float16", "bfloat16", "float32", "float64"};
     int backward, arch;
     const char *dtype, *mask;
@@ -37,40 +70,19 @@ PyObject *unsupported(PyObject *, PyObject *args)
     if (!PyArg_ParseTuple(args, "pisLLsd|OOO", &backward, &arch, &dtype, &dim, &dim_v, &mask, &scale, &sizes, &strides,
                           &addresses))
         return nullptr;
-    int d = 0, m = 0;
-    while (d < 4 && strcmp(dtype, dtypes[d])) d++;
+    int m = 0;
     while (m < 6 && strcmp(mask, masks[m])) m++;
-    if (d == 4) return PyUnicode_FromFormat("there are no kernels for %s", dtype);
     if (m == 6) return PyUnicode_FromFormat("there are no kernels for a mask of %s", mask);
 
     fa4_bwd_params params = {};
     fa4_fwd_params *p = &params.fwd;
-    p->batch = p->heads_q = p->heads_kv = p->len_q = p->len_kv = 1;
     p->dim = dim;
     p->dim_v = dim_v;
-    p->lo = FA4_UNBOUNDED_LO;
-    p->hi = FA4_UNBOUNDED_HI;
     p->scale = scale;
-    p->dtype = (fa4_dtype)d;
+    p->dtype = dtype_named(dtype);
     p->mask_type = (fa4_mask_type)m;
-    for (int i = 0; i < 4; i++) {
-        p->stride_q[i] = p->stride_k[i] = i < 3 ? dim : 1;
-        p->stride_v[i] = p->stride_o[i] = i < 3 ? dim_v : 1;
-    }
-    int64_t *const size_of[] = {&p->batch, &p->heads_q, &p->heads_kv, &p->len_q, &p->len_kv, END};
-    int64_t *stride_of[17] = {};
-    for (int i = 0; i < 16; i++) {
-        int64_t *const of[] = {p->stride_q, p->stride_k, p->stride_v, p->stride_o};
-        stride_of[i] = of[i / 4] + i % 4;
-    }
-    if (sizes != Py_None && !read_numbers(sizes, size_of)) return nullptr;
-    if (strides != Py_None && !read_numbers(strides, stride_of)) return nullptr;
-    int64_t q = 0, k = 0, v = 0;
-    int64_t *const address_of[] = {&q, &k, &v, END};
-    if (addresses != Py_None && !read_numbers(addresses, address_of)) return nullptr;
-    p->q = reinterpret_cast<const void *>(q);
-    p->k = reinterpret_cast<const void *>(k);
-    p->v = reinterpret_cast<const void *>(v);
+    if (p->dtype > FA4_F64) return PyUnicode_FromFormat("there are no kernels for %s", dtype);
+    if (!read_call(p, sizes, strides, addresses)) return nullptr;
     const char *reason = backward ? fa4_bwd_unsupported(&params, arch) : fa4_fwd_unsupported(p, arch);
     if (!reason) Py_RETURN_NONE;
     return PyUnicode_FromString(reason);
