@@ -140,6 +140,13 @@ def test_uc_120_a_graph_is_captured_and_replayed():
 # ---- many calls, large tensors, several GPUs
 
 
+def test_memory_that_is_not_there():
+    q, k, v = hashed_qkv(1 << 16, 16, batch=1, heads=1, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fwd(*(x.expand(-1, 1 << 18, -1, -1) for x in (q, k, v)))  # an output of 2 TiB
+    assert_within_bound({"out": fwd(q, k, v)[0]}, q, k, v)
+
+
 def test_100000_calls_take_no_more_memory():
     q, k, v = hashed_qkv(64, 64, dtype=torch.bfloat16, device="cuda")
 

@@ -6,6 +6,9 @@
 #include <string>
 #include <utility>
 
+// Of torch's stable C shims from 2.13 on, which the version that is promised here does not declare.
+extern "C" __attribute__((weak)) const char *torch_exception_get_what_without_backtrace();
+
 namespace fa4_torch
 {
 
@@ -22,9 +25,17 @@ void fail(const char *format, ...)
     throw std::runtime_error(text);
 }
 
+void torch_failed(const char *what)
+{
+    const char *why =
+        torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
+    if (why && *why) fail("flash_attn4: torch could not %s: %s", what, why);
+    fail("flash_attn4: torch could not %s, and before 2.13 it cannot say why: it may be out of memory.", what);
+}
+
 static void check(AOTITorchError error, const char *what)
 {
-    if (error != AOTI_TORCH_SUCCESS) fail("flash_attn4: torch could not %s", what);
+    if (error != AOTI_TORCH_SUCCESS) torch_failed(what);
 }
 
 bool Tensor::defined() const

@@ -14,8 +14,11 @@
 namespace fa4_torch
 {
 
-// Throws std::runtime_error, which torch turns into Python's RuntimeError. printf's format.
+// Throws std::runtime_error, which torch turns into Python's RuntimeError. printf's format. The stable ABI has no way
+// to throw torch's own kinds, so that what is out of memory is a RuntimeError too.
 [[noreturn, gnu::format(printf, 1, 2)]] void fail(const char *format, ...);
+// The same, of the call of torch's that failed last in this thread, with what torch said.
+[[noreturn]] void torch_failed(const char *what);
 
 // How often each entry of this module ran in this process; sdpa_before: calls of PyTorch's own attention that were
 // given back to its kernels.

@@ -93,7 +93,7 @@ void call_before(const char *op, StableIValue *stack, int64_t len_q, int64_t len
 {
     count(CALLS_SDPA_BEFORE);
     if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS)
-        fail("flash_attn4: PyTorch's kernel failed: %s", op);
+        torch_failed("run PyTorch's own kernel");
     for (int i = RESULTS - 1; i > 5; i--) stack[i] = stack[i - 2];
     stack[4] = from(len_q);
     stack[5] = from(len_kv);
