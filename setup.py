@@ -193,6 +193,11 @@ def cuda_units(folder):
     if not toolkit:
         print("flash_attn4: no nvcc found: the CUDA part is left out")
         return [], None
+    if not torch.version.cuda:
+        print(
+            f"flash_attn4: torch {torch.__version__} is for the CPU only: the CUDA kernels are compiled for the tests, "
+            "and no package can load them; FA4_CUDA=0 leaves them out"
+        )
     have = {arch for _, arch, _, _ in kernels}
     wanted = set(filter(None, re.split(r"[;, ]+", os.environ.get("FA4_ARCHS", "")))) or have
     if wanted - have:

@@ -241,6 +241,7 @@ static const struct {
 // NULL where this build has kernels for a GPU, or why not.
 static const char *chip_unsupported(int arch)
 {
+    if (arch < 0) return fa4_reason("arch is %d: it must be 0 (the CPU) or a compute capability", arch);
     const char *name = "a chip that this version does not know";
     int has_kernels = 0;
     for (size_t i = 0; i < sizeof chips / sizeof *chips; i++)

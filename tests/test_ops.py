@@ -561,3 +561,5 @@ def test_reasons_come_from_the_c_api():
     assert "float8" in ops.ask(False, ops.CPU, "float8_e4m3fn", 64, 64)
     assert "no kernels for a mask of int32" in ops.ask(False, ops.CPU, "float32", 64, 64, "int32")
     assert "finite" in ops.ask(False, ops.CPU, "float32", 64, 64, "", math.inf)
+    assert "arch is -1" in _C.unsupported(False, -1, "float16", 64, 64, "", 1.0)
+    assert "8.0 (Ampere: A100" in _C.unsupported(False, 80, "float16", 64, 64, "", 1.0)
