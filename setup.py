@@ -34,6 +34,10 @@ ROOT = Path(__file__).resolve().parent
 PTX = Path("build/ptx")  # what nvcc's ptxas assembled, and what it said
 COMMON = ["-std=c11", "-O3", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra", "-Wpedantic"]
 BINDING = ["-O2", "-g1", "-fvisibility=hidden", "-Wall"]
+FOR_TESTS_ONLY = (
+    f"flash_attn4: torch {torch.__version__} is for the CPU only: the CUDA kernels are compiled for the tests, and the "
+    "package cannot load them; FA4_CUDA=0 leaves them out"
+)
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # runs on torch 2.10 and all after it
 MEMORY_PER_JOB = 2 << 30
 
@@ -193,11 +197,6 @@ def cuda_units(folder):
     if not toolkit:
         print("flash_attn4: no nvcc found: the CUDA part is left out")
         return [], None
-    if not torch.version.cuda:
-        print(
-            f"flash_attn4: torch {torch.__version__} is for the CPU only: the CUDA kernels are compiled for the tests, "
-            "and no package can load them; FA4_CUDA=0 leaves them out"
-        )
     have = {arch for _, arch, _, _ in kernels}
     wanted = set(filter(None, re.split(r"[;, ]+", os.environ.get("FA4_ARCHS", "")))) or have
     if wanted - have:
@@ -247,6 +246,8 @@ class Build(BuildExtension):
         folder = Path(os.path.relpath(self.build_temp)) / "kernels"
         units = cpu_units(folder)
         cuda, toolkit = cuda_units(folder)
+        if cuda and not torch.version.cuda:
+            print(FOR_TESTS_ONLY)
         compile_units(units + cuda)
         by_name = {extension.name.rpartition(".")[2]: extension for extension in self.extensions}
         by_name["_C"].extra_objects = [str(unit.object) for unit in units]

@@ -202,17 +202,6 @@ def test_uc_132_without_nvcc_the_rest_is_built_and_a_line_says_so(monkeypatch, c
     assert "no nvcc found" in capsys.readouterr().out
 
 
-@needs_checkout
-@pytest.mark.parametrize("cuda", [None, "13.0"])
-def test_kernels_that_this_torch_cannot_load_are_announced(cuda, monkeypatch, capsys, setup):
-    monkeypatch.delenv("FA4_CUDA", raising=False)
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    if setup.cuda_units(Path("objects"))[1] is None:
-        pytest.skip("no nvcc")
-    assert ("is for the CPU only" in capsys.readouterr().out) == (cuda is None)
-
-
 def test_the_wheel_is_one_abi3_file_without_tests(source):
     folder, _ = source
     code, said = build(folder, "-q", "bdist_wheel")

@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             report.write()
         except OSError as error:
-            parser.error(f"--json {options.json}: it cannot be written: {error.strerror}")
+            parser.error(f"argument --json: {options.json}: it cannot be written: {error.strerror}")
         capability = compute_capability()
         if capability is None:
             raise Missing("no GPU: the CUDA driver (libcuda.so.1) is not there or finds no device")
