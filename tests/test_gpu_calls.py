@@ -535,6 +535,13 @@ def test_explain_names_the_kernel_that_runs(chip, sizes, band):
     assert str(found).startswith(f"flash_attn4 would run this on sm_{chip.arch} with {found.kernel}.")
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_scales_leave_zero_scores_zero(chip, sign):
+    q, k, v = qkv(9, 20)
+    out = scaled_dot_product_attention(torch.zeros_like(q), k, v, scale=sign * 3.4e38)
+    torch.testing.assert_close(out.float(), v.float().mean(2, keepdim=True).expand_as(out), atol=4e-3, rtol=4e-3)
+
+
 # ---- on a GPU itself
 
 

@@ -5,6 +5,7 @@
 #include "maps.h"
 #include "tiling.h"
 
+#include <float.h>
 #include <string.h>
 
 #pragma weak fa4_cuda_has_kernel
@@ -202,7 +203,8 @@ static fa4_fwd_args args_of(const fa4_fwd_params *p, const fa4_fwd_kernels *kern
         .hi = (int32_t)clamp(p->hi, -p->len_q, p->len_kv - 1),
         .pack_log2 = t->pack_log2,
     };
-    kernels->set_scale(&args, p->scale * log2e);
+    const double scale_log2 = p->scale * log2e; // of a scale that a float holds, but beyond float itself
+    kernels->set_scale(&args, scale_log2 > FLT_MAX ? FLT_MAX : scale_log2 < -FLT_MAX ? -FLT_MAX : scale_log2);
     const int64_t *strides[] = {p->stride_q, p->stride_k, p->stride_v};
     for (int i = 0; i < 3; i++) {
         args.step_batch[i] = strides[i][0] != 0;
