@@ -252,7 +252,7 @@ class _Kernel:
 
     def name(self, q, k, v):
         """The GPU kernel that runs it."""
-        return ops.kernel_of(self.copies, q, k, v, self.keys.len_kv, self.keys.lo, self.keys.hi, self.scale)
+        return ops.kernel_of(self.copies, q, k, v, self.keys.lo, self.keys.hi)
 
     def run(self, q, k, v):
         rest = (self.mask, self.keys.len_kv, self.keys.lo, self.keys.hi, self.scale)

@@ -98,13 +98,12 @@ def unsupported_with_copies(q, k, v, attn_mask=None, scale=None, backward=False,
     return (still and (reason or still)), copies
 
 
-def kernel_of(copies, q, k, v, len_kv=None, lo=None, hi=None, scale=None):
+def kernel_of(copies, q, k, v, lo=None, hi=None):
     """The name of the GPU kernel that runs fwd_by_copies of these, which can run; the row of the README's table."""
-    arch, scale = arch_of(q.device), 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    arch = arch_of(q.device)
     if copies:
         q, k, v = _shadows(copies, q, k, v)
-    kind = (arch, _name(q.dtype), q.shape[3], v.shape[3], scale)
-    return _C_cuda.kernel(*kind, lo, hi, len_kv is not None, *_layout(q, k, v))
+    return _C_cuda.kernel(arch, _name(q.dtype), q.shape[3], v.shape[3], lo, hi, *_layout(q, k, v))
 
 
 def _shadows(copies, q, k, v):

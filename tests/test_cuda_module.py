@@ -69,20 +69,20 @@ def test_the_kernels_are_in_it(arch):
 
 
 def test_the_kernel_of_a_call_is_that_of_the_plan():
-    def kernel(arch, len_q, len_kv, lo=None, hi=None, lengths=False, dim=128):
+    def kernel(arch, len_q, len_kv, lo=None, hi=None, dim=128):
         contiguous = (len_q * dim, len_q * dim, dim, 1)
         layout = (1, 1, 1, len_q, len_kv), contiguous * 4, (0, 0, 0)
-        return ops._C_cuda.kernel(arch, "bfloat16", dim, dim, 1.0, lo, hi, lengths, *layout)
+        return ops._C_cuda.kernel(arch, "bfloat16", dim, dim, lo, hi, *layout)
 
     assert kernel(90, 128, 2048) == "fa4_sm90_fwd_bf16_d128_long"
     assert kernel(90, 128, 2047) == kernel(90, 128, 2048, hi=0) == "fa4_sm90_fwd_bf16_d128"
     assert kernel(100, 512, 512) == "fa4_sm100_fwd_bf16_d128_pair"
     assert kernel(103, 512, 512, lo=-3) == "fa4_sm103_fwd_bf16_d128"
-    assert kernel(100, 512, 512, lengths=True, dim=8) == "fa4_sm100_fwd_bf16_d64"
+    assert kernel(100, 512, 512, dim=8) == "fa4_sm100_fwd_bf16_d64"
     with pytest.raises(ValueError, match="257"):
         kernel(90, 128, 128, dim=257)
     with pytest.raises(TypeError, match="tuple of 5 numbers"):
-        ops._C_cuda.kernel(90, "bfloat16", 64, 64, 1.0, None, None, False, (1, 2), None, None)
+        ops._C_cuda.kernel(90, "bfloat16", 64, 64, None, None, (1, 2), None, None)
 
 
 def replaced(name):

@@ -57,8 +57,8 @@ class Chip:
         params = self.params(dtype, dim, dim_v, scale, None, None, *layout)
         return plan.unsupported({**params, "mask_type": 1 if mask else 0}, arch)
 
-    def kernel(self, arch, dtype, dim, dim_v, scale, lo, hi, lengths, *layout):
-        return plan.fwd_plan(self.params(dtype, dim, dim_v, scale, lo, hi, *layout), arch)["kernel"]
+    def kernel(self, arch, dtype, dim, dim_v, lo, hi, *layout):
+        return plan.fwd_plan(self.params(dtype, dim, dim_v, 1.0, lo, hi, *layout), arch)["kernel"]
 
     def fwd(self, q, k, v, attn_mask=None, len_kv=None, lo=None, hi=None, scale=None):
         assert attn_mask is None

@@ -645,9 +645,15 @@ def test_gradients_of_calls_like_one_before():
             assert not scaled_dot_product_attention(q, k, v).requires_grad
 
 
+SAYS_WHY = tuple(map(int, torch.__version__.split(".")[:2])) >= (
+    2,
+    13,
+)  # older ones do not say it through the stable ABI
+
+
 @pytest.mark.parametrize("function", [scaled_dot_product_attention, torch.ops.fa4.fwd], ids=["function", "operator"])
 def test_memory_that_is_not_there(function):
     """What torch says of it is kept: programs that try again with less look for it."""
-    q, k = (torch.zeros(1, 1, 1, 8).expand(1, 1 << 16, n, 8) for n in (1 << 26, 3))  # an output of 128 TiB
-    with pytest.raises(RuntimeError, match=r"can't allocate memory|out of memory\."):
+    q, k = (torch.zeros(1, 1, 1, 8).expand(1, 1 << 18, n, 8) for n in (1 << 30, 3))  # an output of 8 PiB
+    with pytest.raises(RuntimeError, match="you tried to allocate" if SAYS_WHY else r"is out of memory\."):
         function(q, k, k)

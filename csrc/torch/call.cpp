@@ -25,17 +25,19 @@ void fail(const char *format, ...)
     throw std::runtime_error(text);
 }
 
-void torch_failed(const char *what)
+void check(AOTITorchError error, const char *what)
 {
-    const char *why =
-        torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
-    if (why && *why) fail("flash_attn4: torch could not %s: %s", what, why);
-    fail("flash_attn4: torch could not %s, and before 2.13 it cannot say why: it may be out of memory.", what);
+    if (error == AOTI_TORCH_SUCCESS) return;
+    if (torch_exception_get_what_without_backtrace)
+        fail("flash_attn4: torch could not %s: %s", what, torch_exception_get_what_without_backtrace());
+    fail("flash_attn4: torch could not %s", what);
 }
 
-static void check(AOTITorchError error, const char *what)
+static void check_allocated(AOTITorchError error)
 {
-    if (error != AOTI_TORCH_SUCCESS) torch_failed(what);
+    check(error, torch_exception_get_what_without_backtrace
+                     ? "allocate a tensor"
+                     : "allocate a tensor, most likely because it is out of memory.");
 }
 
 bool Tensor::defined() const
@@ -288,8 +290,8 @@ void dense_like(const int64_t size[4], const int64_t stride[4], int64_t dense[4]
 Tensor empty(const Machine &machine, int64_t rank, const int64_t *size, const int64_t *stride, int32_t dtype)
 {
     AtenTensorHandle handle = nullptr;
-    check(aoti_torch_empty_strided(rank, size, stride, dtype, machine.device_type, machine.device_index, &handle),
-          "allocate a tensor");
+    check_allocated(
+        aoti_torch_empty_strided(rank, size, stride, dtype, machine.device_type, machine.device_index, &handle));
     return Tensor(handle);
 }
 
@@ -306,7 +308,7 @@ Tensor empty_like(const Tensor &q, const fa4_fwd_params &params, const Machine &
     AtenTensorHandle again = nullptr;
     check(aoti_torch_new_tensor_handle(q.get(), &again), "refer to a tensor");
     StableIValue stack[6] = {give(Tensor(again)), 0, 0, 0, 0, 0};
-    check(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION), "allocate a tensor");
+    check_allocated(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
     Tensor out = take(stack[0]);
     copy4(stride, view("out", out, 4).stride);
     return out;
@@ -331,16 +333,20 @@ static Tensor empty_dense(const Machine &machine, const int64_t size[4], const i
     return empty(machine, 4, size, stride, dtype);
 }
 
-void fwd(StableIValue *stack, const Machine &machine)
+Inputs take_inputs(StableIValue *stack)
 {
-    Inputs inputs = {take(stack[0]),
-                     take(stack[1]),
-                     take(stack[2]),
-                     take_optional(stack[3]),
-                     take_optional(stack[4]),
-                     take_optional_number<int64_t>(stack[5]),
-                     take_optional_number<int64_t>(stack[6]),
-                     take_optional_number<double>(stack[7])};
+    return {take(stack[0]),
+            take(stack[1]),
+            take(stack[2]),
+            take_optional(stack[3]),
+            take_optional(stack[4]),
+            take_optional_number<int64_t>(stack[5]),
+            take_optional_number<int64_t>(stack[6]),
+            take_optional_number<double>(stack[7])};
+}
+
+void fwd(StableIValue *stack, const Inputs &inputs, const Machine &machine)
+{
     fa4_fwd_params params = {};
     describe(inputs, machine, &params);
 

@@ -17,8 +17,8 @@ namespace fa4_torch
 // Throws std::runtime_error, which torch turns into Python's RuntimeError. printf's format. The stable ABI has no way
 // to throw torch's own kinds, so that what is out of memory is a RuntimeError too.
 [[noreturn, gnu::format(printf, 1, 2)]] void fail(const char *format, ...);
-// The same, of the call of torch's that failed last in this thread, with what torch said.
-[[noreturn]] void torch_failed(const char *what);
+// The same where a call of torch's failed: "torch could not <what>", and why, if torch is new enough (2.13) to say it.
+void check(AOTITorchError error, const char *what);
 
 // How often each entry of this module ran in this process; sdpa_before: calls of PyTorch's own attention that were
 // given back to its kernels.
@@ -128,8 +128,11 @@ int32_t torch_dtype(fa4_dtype dtype);
 void describe_results(const Tensor &out, const Tensor &lse, const Tensor &dout, const Tensor &dlse,
                       const Machine &machine, fa4_bwd_params *params);
 
-// The boxed operators: stack in, stack out.
-void fwd(StableIValue *stack, const Machine &machine);
+// The arguments of fa4::fwd, off the stack.
+Inputs take_inputs(StableIValue *stack);
+
+// The boxed operators: stack in, stack out. fwd's arguments have been taken.
+void fwd(StableIValue *stack, const Inputs &inputs, const Machine &machine);
 void bwd(StableIValue *stack, const Machine &machine);
 
 // Runs params->fwd's gradient with a workspace of its own.

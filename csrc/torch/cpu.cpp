@@ -49,8 +49,9 @@ void Cpu::finish() const
 
 static void cpu_fwd(StableIValue *stack, uint64_t, uint64_t)
 {
+    const Inputs inputs = take_inputs(stack);
     Cpu cpu;
-    fwd(stack, cpu.machine);
+    fwd(stack, inputs, cpu.machine);
     cpu.finish();
     count(CALLS_FWD);
 }

@@ -17,11 +17,6 @@ namespace fa4_torch
 namespace
 {
 
-void check(bool ok, const char *what)
-{
-    if (!ok) fail("flash_attn4: CUDA could not %s", what);
-}
-
 // 10 * major + minor of a device's compute capability, asked for once.
 int arch_of(int32_t device)
 {
@@ -30,9 +25,9 @@ int arch_of(int32_t device)
     int arch = device < DEVICES ? known[device].load(std::memory_order_relaxed) : 0;
     if (arch) return arch;
     int major, minor;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-              cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess,
-          "say what the device can do");
+    cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error != cudaSuccess) fail("flash_attn4: cudaDeviceGetAttribute: %s", cudaGetErrorString(error));
     arch = 10 * major + minor;
     if (device < DEVICES) known[device].store(arch, std::memory_order_relaxed);
     return arch;
@@ -40,22 +35,23 @@ int arch_of(int32_t device)
 
 void cuda_fwd(StableIValue *stack, uint64_t, uint64_t)
 {
-    Cuda cuda(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
-    fwd(stack, cuda.machine);
+    const Inputs inputs = take_inputs(stack);
+    Cuda cuda("q", inputs.q);
+    fwd(stack, inputs, cuda.machine);
     count(CALLS_FWD);
 }
 
 // The name of the kernel that the plan gives a call on a chip, which need not be here.
 PyObject *kernel(PyObject *, PyObject *args)
 {
-    int arch, lengths;
+    int arch;
     const char *dtype;
     long long dim, dim_v;
     PyObject *lo, *hi, *sizes, *strides, *addresses;
     fa4_fwd_params p = {};
-    if (!PyArg_ParseTuple(args, "isLLdOOpOOO", &arch, &dtype, &dim, &dim_v, &p.scale, &lo, &hi, &lengths, &sizes,
-                          &strides, &addresses))
+    if (!PyArg_ParseTuple(args, "isLLOOOOO", &arch, &dtype, &dim, &dim_v, &lo, &hi, &sizes, &strides, &addresses))
         return nullptr;
+    p.scale = 1;
     p.dim = dim;
     p.dim_v = dim_v;
     p.dtype = dtype_named(dtype);
@@ -63,8 +59,6 @@ PyObject *kernel(PyObject *, PyObject *args)
     if (lo != Py_None) p.lo = PyLong_AsLongLong(lo);
     if (hi != Py_None) p.hi = PyLong_AsLongLong(hi);
     if (PyErr_Occurred()) return nullptr;
-    static const int32_t some = 0;
-    p.len_kv_of = lengths ? &some : nullptr;
     const fa4_chip chip = {arch, 1};
     fa4_plan plan;
     if (fa4_fwd_plan(&p, &chip, &plan) != FA4_OK) return PyErr_Format(PyExc_ValueError, "%s", fa4_last_error());
@@ -87,8 +81,7 @@ PyMethodDef methods[] = {
     {"calls", calls_made, METH_NOARGS, calls_doc},
     {"unsupported", unsupported, METH_VARARGS, unsupported_doc},
     {"kernel", kernel, METH_VARARGS,
-     "(arch, dtype, dim, dim_v, scale, lo, hi, whether there are lengths of keys, sizes, strides, "
-     "addresses): name of the kernel that runs it."},
+     "(arch, dtype, dim, dim_v, lo, hi, sizes, strides, addresses): name of the kernel that runs it."},
     {"override_sdpa", override_sdpa_now, METH_O, "Put our forward under PyTorch's CUDA attention, or take it away."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -98,22 +91,23 @@ PyModuleDef module = {
 
 } // namespace
 
-Cuda::Cuda(AtenTensorHandle first)
+Cuda::Cuda(const char *name, const Tensor &first)
 {
-    bool defined = false;
-    int32_t device;
+    if (!first.defined()) fail("flash_attn4: %s is undefined, and it must be a tensor", name);
+    int32_t type, device;
     void *stream;
-    if (first) aoti_torch_is_defined(first, &defined);
-    if (!defined) fail("flash_attn4: the first argument is undefined, and it must be a tensor");
-    check(aoti_torch_get_device_index(first, &device) == AOTI_TORCH_SUCCESS, "name a tensor's device");
-    check(aoti_torch_create_device_guard(device, &guard) == AOTI_TORCH_SUCCESS, "choose a tensor's device");
-    check(aoti_torch_get_current_cuda_stream(device, &stream) == AOTI_TORCH_SUCCESS, "name the current stream");
-    machine = {aoti_torch_device_type_cuda(), device, arch_of(device), stream};
+    check(aoti_torch_get_device_type(first.get(), &type), "read a device");
+    check(aoti_torch_get_device_index(first.get(), &device), "read a device");
+    if (type != aoti_torch_device_type_cuda())
+        fail("flash_attn4: %s is on no GPU, but another argument is: all tensors must be on one device", name);
+    check(aoti_torch_create_device_guard(device, &guard.handle), "choose a tensor's device");
+    check(aoti_torch_get_current_cuda_stream(device, &stream), "name the current stream");
+    machine = {type, device, arch_of(device), stream};
 }
 
-Cuda::~Cuda()
+Cuda::Guard::~Guard()
 {
-    if (guard) aoti_torch_delete_device_guard(guard);
+    if (handle) aoti_torch_delete_device_guard(handle);
 }
 
 } // namespace fa4_torch

@@ -11,14 +11,17 @@ namespace fa4_torch
 class Cuda
 {
   public:
-    explicit Cuda(AtenTensorHandle first);
-    ~Cuda();
-    Cuda(const Cuda &) = delete;
-    Cuda &operator=(const Cuda &) = delete;
+    Cuda(const char *name, const Tensor &first);
     Machine machine = {};
 
   private:
-    DeviceGuardHandle guard = nullptr;
+    struct Guard {
+        Guard() = default;
+        Guard(const Guard &) = delete;
+        Guard &operator=(const Guard &) = delete;
+        ~Guard();
+        DeviceGuardHandle handle = nullptr;
+    } guard;
 };
 
 // Puts our forward in the place of PyTorch's flash and cuDNN attention kernels on CUDA, or takes it away again.

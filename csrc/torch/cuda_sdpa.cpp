@@ -54,7 +54,7 @@ Tensor empty_out(const Tensor &q, const Machine &machine, fa4_fwd_params *params
 std::optional<Results> run(Attention &call)
 {
     if (call.dropout_p != 0 || call.return_debug_mask || call.inputs.attn_mask.defined()) return {};
-    Cuda cuda(call.inputs.q.get());
+    Cuda cuda("query", call.inputs.q);
     fa4_fwd_params params = {};
     if (call.is_causal) call.inputs.hi = 0;
     try {
@@ -92,8 +92,7 @@ int64_t length_of(const Tensor &tensor)
 void call_before(const char *op, StableIValue *stack, int64_t len_q, int64_t len_kv)
 {
     count(CALLS_SDPA_BEFORE);
-    if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS)
-        torch_failed("run PyTorch's own kernel");
+    check(torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION), ("run " + std::string(op)).c_str());
     for (int i = RESULTS - 1; i > 5; i--) stack[i] = stack[i - 2];
     stack[4] = from(len_q);
     stack[5] = from(len_kv);
