@@ -35,7 +35,7 @@ import torch
 
 import flash_attn4
 from flash_attn4.__main__ import progress
-from flash_attn4.arguments import count, duration, new_file
+from flash_attn4.arguments import count, duration, new_file, new_file_or_stdout
 from flash_attn4.measure import Timing, paired, ratio
 
 SHAPES = [  # batch, heads, len, dim
@@ -238,6 +238,12 @@ def on_cpu(options: argparse.Namespace) -> None:
         for shape in options.shape
         for mask in options.mask
     ]
+    for path in filter(None, (options.csv, options.json)):  # an error now, not after the last cell
+        if path != "-":
+            try:
+                open(path, "a").close()
+            except OSError as error:
+                raise SystemExit(f"{path}: it cannot be written: {error.strerror}") from None
     about = machine()
     peak = fma_peak(options.threads)
     about["fma_peak_gflops"] = round(peak / 1e9) if peak else None
@@ -245,7 +251,11 @@ def on_cpu(options: argparse.Namespace) -> None:
     for i, cell in enumerate(cells):
         progress(f"[{i + 1}/{len(cells)}] {cell.name}")
         # The peak is that of 32-bit multiply-adds: a share of it means nothing for bf16 dot products.
-        results.append(measure(cell, options.seconds, peak if cell.dtype == "float32" else None))
+        try:
+            with flash_attn4.set_fallback("error"):
+                results.append(measure(cell, options.seconds, peak if cell.dtype == "float32" else None))
+        except NotImplementedError as error:
+            raise SystemExit(f"{cell.name}: {error}") from None
     progress("")
     host = {} if options.no_host else host_cost(options.seconds)
     document = {"machine": about, "results": [asdict(r) for r in results], "host_us": host}
@@ -318,16 +328,18 @@ def gpu_rows(options, chosen, device, attentions, about) -> tuple[list[report.Ro
 
 def dims(text: str) -> tuple[int, int]:
     """128, or 192/128 where v has another."""
-    dim, _, dim_v = text.partition("/")
-    found = int(dim), int(dim_v or dim)
-    if found not in gpu.DIMS:
-        raise ValueError
-    return found
+    known = {"/".join(map(str, sorted(set(pair), reverse=True))): pair for pair in gpu.DIMS}
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"it must be one of {', '.join(known)}, and it is {text!r}")
+    return known[text]
 
 
 def shape(text: str) -> tuple[int, int, int, int]:
     """BxHxLxD."""
-    batch, heads, length, dim = map(count, text.split("x"))
+    numbers = text.split("x")
+    if len(numbers) != 4:
+        raise argparse.ArgumentTypeError(f"it must be batch x heads x length x dim, as 1x8x1024x64, and it is {text!r}")
+    batch, heads, length, dim = map(count, numbers)
     return batch, heads, length, dim
 
 
@@ -354,7 +366,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="default: seven shapes from 8x12x128x64 to 1x1x8192x64",
     )
     cpu.add_argument("--threads", type=count)
-    cpu.add_argument("--json", type=new_file, metavar="FILE", help="- for standard output, instead of the table")
+    cpu.add_argument(
+        "--json", type=new_file_or_stdout, metavar="FILE", help="- for standard output, instead of the table"
+    )
     cuda = parser.add_argument_group("on a GPU (--device cuda)")
     cuda.add_argument("--kind", nargs="+", choices=["forward", "growth", "decode"], help="default: all")
     cuda.add_argument("--dim", nargs="+", type=dims, help="of 64 96 128 192/128 256; default: all")

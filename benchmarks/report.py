@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from flash_attn4.arguments import new_file
+from flash_attn4.arguments import new_file_or_stdout, new_files
 
 OURS = "ours"
 LABELS = {
@@ -445,13 +445,13 @@ def write(
 def add_outputs(parser) -> None:
     parser.add_argument(
         "--markdown",
-        type=new_file,
+        type=new_file_or_stdout,
         metavar="FILE",
         help="the tables as the README has them; - for standard output",
     )
     parser.add_argument(
         "--plot",
-        type=new_file,
+        type=new_files,
         metavar="PREFIX",
         help="PREFIX-full.svg and PREFIX-causal.svg; needs matplotlib",
     )

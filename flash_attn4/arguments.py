@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"it must be a whole number from 1 on, and it is {text!r}")
+    """A whole number from 1 on, of 32 bits."""
+    if not text.isdecimal() or not 1 <= int(text[:11]) < 1 << 31:
+        raise ArgumentTypeError(f"it must be a whole number from 1 to {(1 << 31) - 1}, and it is {text!r}")
     return int(text)
 
 
@@ -25,11 +25,29 @@ def duration(text: str) -> float:
     return number
 
 
-def new_file(text: str) -> str:
-    """The name of a file to write, in a folder that is there; - may stand for standard output."""
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise ArgumentTypeError(f"{text}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ArgumentTypeError(f"{text}: it is a folder")
+def new_files(text: str) -> str:
+    """What the names of files to write begin with, in a folder that is there."""
+    try:
+        found = Path(text).parent.is_dir()
+    except OSError as error:  # a name that is too long
+        raise ArgumentTypeError(f"{text}: {error.strerror}") from None
+    if not found:
+        raise ArgumentTypeError(f"{text}: there is no folder {Path(text).parent}")
     return text
+
+
+def new_file(text: str) -> str:
+    """The name of a file to write, in a folder that is there."""
+    path = Path(new_files(text))
+    try:
+        found = path.is_dir()
+    except OSError as error:
+        raise ArgumentTypeError(f"{text}: {error.strerror}") from None
+    if found or text == "-":
+        raise ArgumentTypeError(f"{text}: it is {'no file' if text == '-' else 'a folder'}")
+    return text
+
+
+def new_file_or_stdout(text: str) -> str:
+    """The same, or - for standard output."""
+    return text if text == "-" else new_file(text)

@@ -181,19 +181,32 @@ def scaled_dot_product_attention(
         return call(query, key, value, attn_mask)
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     _check_agree(query, key, value, ("query", "key", "value"))
-    reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    if reason is None:
-        shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
-        kernel = shapes if isinstance(shapes, str) else _kernel(*shapes[:4], is_causal, scale)
-        reason = kernel if isinstance(kernel, str) else None
-    if reason:
-        _announce(reason)
+    how = _how(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if isinstance(how, str):
+        _announce(how)
         return call(query, key, value, attn_mask)
+    shapes, kernel = how
     leading = shapes[4]
     if looks and leading is None and not kernel.copies:
         _remember(looks)
     out, _ = kernel.run(*shapes[:3])
     return out if leading is None else out.reshape(*leading, out.shape[-2], out.shape[-1])
+
+
+def _how(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    """What _sdpa_shapes and _kernel find for a call of SDPA; or why PyTorch must run it, as a sentence.
+
+    enable_gqa None: as the heads ask."""
+    reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    if reason:
+        return reason
+    if enable_gqa is None:
+        enable_gqa = min(query.dim(), key.dim(), value.dim()) >= 3 and query.shape[-3] != key.shape[-3]
+    shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
+    if isinstance(shapes, str):
+        return shapes
+    kernel = _kernel(*shapes[:4], is_causal, scale)
+    return kernel if isinstance(kernel, str) else (shapes, kernel)
 
 
 def _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale):
@@ -487,23 +500,21 @@ class Explanation:
 
 
 def explain(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=None):
-    """Layout [..., heads, len, dim]: which backend would run this call of SDPA, and why no faster one.
+    """Layout [..., heads, len, dim]: which backend and kernel would run this call of SDPA, and why no faster one.
 
     Takes what scaled_dot_product_attention takes (enable_gqa None: as the heads of key ask), runs nothing, and returns
-    an Explanation to print. Raises what scaled_dot_product_attention raises for arguments that do not fit.
+    an Explanation to print. Raises what scaled_dot_product_attention raises for arguments that do not fit. Call it
+    outside of compiled functions: torch.compile cannot trace it.
     """
     _check_are_tensors(query, key, value, ("query", "key", "value"))
+    if _derives_otherwise():
+        return Explanation("pytorch", None, None, "torch.func or forward mode differentiates it", {})
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     _check_agree(query, key, value, ("query", "key", "value"))
-    reason = _sdpa_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    if reason is None:
-        if enable_gqa is None:
-            enable_gqa = min(query.dim(), key.dim(), value.dim()) >= 3 and query.shape[-3] != key.shape[-3]
-        shapes = _sdpa_shapes(query, key, value, attn_mask, enable_gqa)
-        kernel = shapes if isinstance(shapes, str) else _kernel(*shapes[:4], is_causal, scale)
-        reason = kernel if isinstance(kernel, str) else None
-    if reason:
-        return Explanation("pytorch", None, None, reason, {})
+    how = _how(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if isinstance(how, str):
+        return Explanation("pytorch", None, None, how, {})
+    shapes, kernel = how
     arch = ops.arch_of(query.device)
     if arch:
         kernels = next(kernels for kernels, chips in _CHIPS.items() if arch in chips)

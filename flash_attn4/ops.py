@@ -170,7 +170,7 @@ def _why_copied(tensor):
     for d, name in ((2, "row"), (1, "head"), (0, "batch")):
         repeats = stride[d] == 0 and name != "row"
         if size[d] > 1 and not repeats and (stride[d] == 0 or stride[d] % _UNIT or stride[d] >= (1 << 39)):
-            return f"its {name} stride {stride[d]} is no positive multiple of {_UNIT}"
+            return f"its {name} stride {stride[d]} is no positive multiple of {_UNIT} below 2^39"
     if not torch.compiler.is_compiling() and _address(tensor) % (2 * _UNIT):
         return f"it does not start at a multiple of {2 * _UNIT} bytes"
     return None

@@ -375,14 +375,19 @@ def test_the_table_on_the_cpu(tmp_path, capsys):
     [
         ("--plot x", "--plot is not for --device cpu"),
         ("--device cuda --shape 1x1x1x1", "--shape is not for --device cuda"),
-        ("--device cuda --dim 100", "argument --dim: invalid dims value: '100'"),
+        ("--device cuda --dim 100", "argument --dim: it must be one of 128, 64, 256, 96, 192/128, and it is '100'"),
         ("--device cuda --csv nowhere/a.csv", "nowhere/a.csv: there is no folder nowhere"),
-        ("--rounds 0 --device cuda", "--rounds: it must be a whole number from 1 on, and it is '0'"),
-        ("--threads -1", "--threads: it must be a whole number from 1 on, and it is '-1'"),
+        ("--rounds 0 --device cuda", "--rounds: it must be a whole number from 1 to 2147483647, and it is '0'"),
+        ("--threads -1", "--threads: it must be a whole number from 1 to 2147483647, and it is '-1'"),
         ("--seconds nan", "--seconds: it must be a number from 0 on, and it is 'nan'"),
-        ("--shape 1x2x3", "argument --shape: invalid shape value: '1x2x3'"),
-        ("--shape 1x0x5x5", "--shape: it must be a whole number from 1 on, and it is '0'"),
+        (
+            "--shape 1x2x3",
+            "argument --shape: it must be batch x heads x length x dim, as 1x8x1024x64, and it is '1x2x3'",
+        ),
+        ("--shape 1x0x5x5", "--shape: it must be a whole number from 1 to 2147483647, and it is '0'"),
         ("--json .", "argument --json: .: it is a folder"),
+        ("--csv -", "argument --csv: -: it is no file"),
+        ("--device cuda --plot nowhere/x", "argument --plot: nowhere/x: there is no folder nowhere"),
         ("--device cuda --dtype float32", "--dtype is float32, and on a GPU it must be bfloat16 or float16"),
     ],
 )
@@ -391,6 +396,18 @@ def test_what_does_not_fit_is_named(arguments, message, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         attention.parse(arguments.split())
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--csv /proc/a.csv", "/proc/a.csv: it cannot be written"),
+        ("--shape 1x1x8x300 --dtype float32", "forward float32 1x1x8x300 full: .*head dim.*256"),
+    ],
+)
+def test_what_cannot_be_measured_ends_the_run_at_once(arguments, message):
+    with pytest.raises(SystemExit, match=message):
+        attention.main(["--seconds", "0.01", *arguments.split()])
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

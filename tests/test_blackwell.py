@@ -20,6 +20,7 @@ PTX = ROOT / "build" / "ptx"
 SEEDS = int(os.environ.get("FA4_SIM_SEEDS", 0))
 DIMS = {"d64": (64, 64), "d96": (96, 96), "d128": (128, 128), "d192_v128": (192, 128)}
 VARIANTS = [f"{dtype}_{name}" for dtype in ("bf16", "f16") for name in DIMS]
+LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257, 383, 384, 385]
 ARCH = 100
 inf, nan = math.inf, math.nan
 
@@ -92,14 +93,15 @@ bf16 = pytest.mark.parametrize("variant", [v for v in VARIANTS if v.startswith("
 
 
 @each_variant
-@pytest.mark.parametrize("length", [1, 64, 127, 129, 257])
+@pytest.mark.parametrize("length", LENGTHS)
 def test_lengths(variant, length):
     check(*inputs(variant, length, length))
 
 
-@pytest.mark.parametrize("length", [2, 63, 65, 128, 255, 256, 383, 384, 385])
-def test_more_lengths(length):
-    check(*inputs("bf16_d64", length, length), hi=0)
+@bf16
+@pytest.mark.parametrize("length", LENGTHS)
+def test_lengths_causal(variant, length):
+    check(*inputs(variant, length, length), hi=0)
 
 
 @bf16
@@ -123,7 +125,7 @@ def test_a_long_row_wraps_every_ring(variant):
     check(*inputs(variant, 130, 128 * 27 + 5), seeds=2)
 
 
-@bf16
+@each_variant
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "lengths"])
 def test_random_schedules(variant, mask):
     """More tiles than CTAs, more blocks than places in the ring, under 20 random schedules."""
@@ -147,8 +149,8 @@ def test_grouped_heads(variant, group):
 
 @bf16
 def test_each_batch_has_its_own_number_of_keys(variant):
-    q, k, v = inputs(variant, 150, 400, batch=5)
-    lengths = torch.tensor([0, 1, 128, 257, 400], dtype=torch.int32)
+    q, k, v = inputs(variant, 150, 400, batch=8)
+    lengths = torch.tensor([0, 1, 79, 111, 127, 128, 255, 400], dtype=torch.int32)  # one key less than blocks, too
     k, v = k.clone(), v.clone()
     for b, n in enumerate(lengths.tolist()):
         k[b, :, n:], v[b, :, n:] = nan, inf
@@ -165,6 +167,11 @@ def test_each_batch_has_its_own_number_of_keys(variant):
 @pytest.mark.parametrize("scale", [0.0, -0.2, 2.0, 1e-30])
 def test_scales(variant, scale):
     check(*inputs(variant, 150, 300), scale=scale, hi=100)
+
+
+@bf16
+def test_what_a_band_hides_stays_far_below_large_scores(variant):
+    check(*inputs(variant, 200, 300), scale=3.0, lo=-10, hi=10)
 
 
 @each_variant

@@ -120,8 +120,8 @@ def test_grouped_heads(variant, group):
 
 @pairs
 def test_each_batch_has_its_own_number_of_keys(variant):
-    q, k, v = inputs(variant, 300, 400, batch=6)
-    lengths = torch.tensor([0, 1, 64, 128, 257, 400], dtype=torch.int32)
+    q, k, v = inputs(variant, 300, 400, batch=7)
+    lengths = torch.tensor([0, 1, 64, 127, 128, 255, 400], dtype=torch.int32)
     k, v = k.clone(), v.clone()
     for b, n in enumerate(lengths.tolist()):
         k[b, :, n:], v[b, :, n:] = nan, inf

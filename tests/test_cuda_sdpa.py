@@ -364,8 +364,7 @@ def test_a_llama_trains_and_generates(llama, way):
         assert float((a.float() - b.float()).square().mean().sqrt()) <= 0.1 * scale + 1e-8
 
 
-def test_padding_is_kept(llama):
-    """A mask goes to PyTorch, with either way."""
+def test_padding_on_the_left_goes_to_pytorch_and_is_kept(llama):
     model = copy.deepcopy(llama).bfloat16()
     tokens = torch.randint(1000, (2, 60), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     padding = torch.ones_like(tokens)

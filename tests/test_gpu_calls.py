@@ -269,18 +269,27 @@ def call(batch=1, heads_q=1, heads_kv=1, len_q=8, len_kv=8, dim=64, dim_v=64, **
     }
 
 
+def test_query_heads_that_fill_a_tile_together_divide_the_longest_length():
+    long = {"len_q": 1 << 28, "stride_q": (64, 64, 64, 1), "stride_o": (64, 64, 64, 1)}
+    assert plan.unsupported(call(heads_q=4, **long), 100) is None
+    assert "at most 1073741824 queries, divided by" in plan.unsupported(call(heads_q=8, **long), 100)
+    assert plan.unsupported(call(heads_q=8, **long), 90) is None
+
+
 @pytest.mark.parametrize("arch", [90, 100, 103])
 @pytest.mark.parametrize(
     "what, why",
     [
-        ({"len_q": 1 << 31}, "queries and keys"),
-        ({"len_kv": (1 << 30) + 1}, "queries and keys"),
+        ({"len_q": 1 << 31}, "at most 1073741824 queries"),
+        ({"len_kv": (1 << 30) + 1}, "at most 1073741824 keys"),
         ({"batch": 1 << 40, "stride_q": (0, 0, 64, 1), "stride_k": (0, 0, 64, 1)}, "tiles"),
         ({"batch": 1 << 40, "heads_q": 1 << 40, "heads_kv": 1, "stride_q": (0, 0, 64, 1)}, "tiles"),
         ({"len_q": 1 << 30, "batch": 4096, "stride_q": (0, 64, 64, 1), "stride_o": (64, 64, 64, 1)}, "tiles"),
         ({"batch": 2, "stride_k": (1 << 40, 64, 64, 1)}, "batch stride of k"),
         ({"heads_q": 2, "heads_kv": 2, "stride_v": (64, -64, 64, 1)}, "head stride of v"),
         ({"stride_o": (64, 64, 0, 1)}, "row stride of o"),
+        ({"heads_q": 2, "heads_kv": 2, "stride_o": (64, 0, 64, 1)}, "o must not repeat"),
+        ({"batch": 2, "stride_o": (0, 64, 64, 1)}, "o must not repeat"),
         ({"stride_q": (64, 64, 68, 1)}, "row stride of q"),
         ({"stride_k": (64, 64, 64, 2)}, "head dim of k must be contiguous"),
         ({"v": 8}, "v must start at a multiple of 16 bytes"),
@@ -520,7 +529,8 @@ def test_the_backend_is_one_of_backends(monkeypatch, capability, backend):
     "sizes, band",
     [
         ({"len_q": 400, "len_kv": 130, "dim": 128}, {}),
-        ({"len_q": 130, "len_kv": 130, "dim": 128}, {"is_causal": True}),
+        ({"len_q": 512, "len_kv": 512, "dim": 128, "batch": 1, "heads": 1}, {"is_causal": True}),
+        ({"len_q": 512, "len_kv": 512, "dim": 128, "batch": 1, "heads": 1}, {"attn_mask": band(512, 512, -300, None)}),
         ({"len_q": 5, "len_kv": 2100, "dim": 128, "batch": 1}, {}),
         ({"len_q": 9, "len_kv": 90, "dim": 60, "dim_v": 33}, {}),
         ({"len_q": 9, "len_kv": 70, "dim": 192, "dim_v": 120}, {}),
@@ -602,8 +612,8 @@ def test_the_table_of_kernels(arch, dims, when, kernel, sizes):
         return plan.fwd_plan(call(len_q=len_q, len_kv=len_kv, dim=dims[0], dim_v=dims[1], **how), arch)
 
     if "or 8192 keys" in when:
-        calls = [{"len_kv": 2048}, {"len_kv": 8192, "hi": 0}]
-        others = [{"len_kv": 2047}, {"len_kv": 8191, "hi": 0}]
+        calls = [{"len_kv": 2048}, {"len_kv": 8192, "hi": 0}, {"len_kv": 2048, "hi": 2047}]
+        others = [{"len_kv": 2047}, {"len_kv": 8191, "hi": 0}, {"len_kv": 2048, "hi": 2046}]
     elif "three quarters" in when:
         calls = [{"len_q": 512}, {"len_q": 384}, {"len_q": 900}]
         others = [{"hi": 0}, {"lo": -9}, {"len_q": 383}]

@@ -438,6 +438,20 @@ def test_explain_says_what_runs_and_why_nothing_faster():
     assert "dropout_p" in str(refused)
 
 
+def test_explain_under_transforms():
+    q, k, v = hashed_qkv(3, 4)
+    found = []
+
+    def explained(x):
+        found.append(explain(x, k, v))
+        return x.sum()
+
+    torch.func.grad(explained)(q)
+    torch.func.vmap(explained)(q[None])
+    assert [one.backend for one in found] == ["pytorch", "cpu"]
+    assert "torch.func" in found[0].reason
+
+
 def test_explain_agrees_with_what_happens():
     for dim, dtype, gqa in itertools.product((1, 64, 256, 257), DTYPES, (1, 2)):
         q, k, v = hashed_qkv(3, 4, heads=2, heads_kv=gqa, dim=dim, dtype=dtype)

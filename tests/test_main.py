@@ -63,7 +63,7 @@ def test_seconds_that_are_none(seconds, capsys):
     with pytest.raises(SystemExit) as raised:
         main(["--seconds", seconds])
     assert raised.value.code == 2
-    assert "--seconds" in capsys.readouterr().err
+    assert f"--seconds: it must be a number from 0 on, and it is {seconds!r}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", ["transformers", MODEL_PACKAGE])

@@ -537,13 +537,19 @@ def test_what_is_missing_is_said(command, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--json", "/no/such/folder/x.json"), ("--minutes", "0"), ("--minutes", "nan"), ("--seconds", "1")]
+    "arguments, message",
+    [
+        (("--json", "/no/such/folder/x.json"), "--json: /no/such/folder/x.json: there is no folder /no/such/folder"),
+        (("--json", "x" * 300), "File name too long"),
+        *((("--minutes", n), f"--minutes: it must be a number above 0, and it is {n}") for n in ("0", "nan", "inf")),
+        (("--seconds", "1"), "unrecognized arguments: --seconds 1"),
+    ],
 )
-def test_bad_arguments(arguments, capsys):
+def test_bad_arguments(arguments, message, capsys):
     with pytest.raises(SystemExit) as raised:
         verify.main(list(arguments))
     assert raised.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["/", "/proc/verify.json"])
@@ -566,9 +572,16 @@ def test_which_code_fits_which_chip():
 
 
 @pytest.mark.parametrize("capability, listed", [(None, BLACKWELL + B300), (80, BLACKWELL + B300), (90, HOPPER)])
-def test_the_list(capability, listed, monkeypatch, capsys):
+def test_the_list(capability, listed, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify, "compute_capability", lambda: capability)
     assert verify.main(["--list"]) == 0
     printed = capsys.readouterr().out
     assert set(re.findall(r"^probe_(\w+) ", printed, re.MULTILINE)) == {p.name for p in listed}
     assert "forward_bf16_128_128_causal" in printed
+    assert verify.main(["--list", "--only", "probe_ex2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [line for line in printed.splitlines() if "probe_ex2" in line.split()[0]]
+    assert verify.main(["--list", "--only", "no such"]) == 2
+    assert "no item's name contains no such" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

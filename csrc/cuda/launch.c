@@ -55,7 +55,7 @@ static fa4_status prepare(const fa4_plan *plan, const void **function)
     if (error != cudaSuccess) return failed("cudaGetDevice", error);
     if (device < DEVICES && atomic_load_explicit(&ready[i][device], memory_order_acquire)) return FA4_OK;
     error = cudaFuncSetAttribute(*function, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)plan->shared_bytes);
-    if (error != cudaSuccess) return failed(plan->kernel, error);
+    if (error != cudaSuccess) return failed(kernels[i].name, error);
     if (device < DEVICES) atomic_store_explicit(&ready[i][device], 1, memory_order_release);
     return FA4_OK;
 }
@@ -114,7 +114,7 @@ static int make_context_current(void)
     return cudaGetDevice(&device) == cudaSuccess && cudaSetDevice(device) == cudaSuccess;
 }
 
-static fa4_status encode_map(encode_fn *encode, const fa4_tensor_map *map, CUtensorMap *encoded)
+static fa4_status encode_map(encode_fn *encode, int number, const fa4_tensor_map *map, CUtensorMap *encoded)
 {
     CUresult result;
     int tries = 0;
@@ -125,12 +125,13 @@ static fa4_status encode_map(encode_fn *encode, const fa4_tensor_map *map, CUten
     while (result == CUDA_ERROR_INVALID_CONTEXT && tries++ == 0 && make_context_current());
     if (result == CUDA_SUCCESS) return FA4_OK;
     return fa4_fail(FA4_DEVICE_ERROR,
-                    "cuTensorMapEncodeTiled refused (%d) a tensor of %llu x %llu x %llu x %llu elements with strides "
-                    "%llu, %llu, %llu bytes",
-                    (int)result, (unsigned long long)map->size[0], (unsigned long long)map->size[1],
+                    "cuTensorMapEncodeTiled refused (%d) map %d of a plan, of rank %d, sizes %llu, %llu, %llu, %llu, "
+                    "%llu, and strides of %llu, %llu, %llu, %llu bytes",
+                    (int)result, number, map->rank, (unsigned long long)map->size[0], (unsigned long long)map->size[1],
                     (unsigned long long)map->size[2], (unsigned long long)map->size[3],
-                    (unsigned long long)map->stride[0], (unsigned long long)map->stride[1],
-                    (unsigned long long)map->stride[2]);
+                    (unsigned long long)map->size[4], (unsigned long long)map->stride[0],
+                    (unsigned long long)map->stride[1], (unsigned long long)map->stride[2],
+                    (unsigned long long)map->stride[3]);
 }
 
 fa4_status fa4_cuda_launch(const fa4_plan *plan, void *stream)
@@ -145,7 +146,7 @@ fa4_status fa4_cuda_launch(const fa4_plan *plan, void *stream)
     CUtensorMap maps[FA4_PLAN_MAPS];
     void *arguments[FA4_PLAN_MAPS + 1];
     for (int i = 0; i < plan->map_count; i++) {
-        status = encode_map(encode, &plan->map[i], &maps[i]);
+        status = encode_map(encode, i, &plan->map[i], &maps[i]);
         if (status != FA4_OK) return status;
         arguments[i] = &maps[i];
     }

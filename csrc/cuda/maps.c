@@ -21,7 +21,8 @@ const char *fa4_map_unsupported(const char *name, const void *address, const int
         if (!matters(size, stride, d)) continue;
         const int64_t most = ((INT64_C(1) << 40) - UNIT) / ELEMENT_BYTES;
         if (stride[d] <= 0 || stride[d] > most || stride[d] % (UNIT / ELEMENT_BYTES))
-            return fa4_reason("the %s stride of %s must be a positive multiple of %d elements for tensor copies: %lld",
+            return fa4_reason("the %s stride of %s must be a positive multiple of %d elements, below 2^40 bytes, for "
+                              "tensor copies: %lld",
                               dimensions[d], name, UNIT / ELEMENT_BYTES, (long long)stride[d]);
     }
     return NULL;

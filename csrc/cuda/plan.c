@@ -85,7 +85,9 @@ const char *fa4_cuda_fwd_unsupported(const fa4_fwd_params *p, int arch)
     const kernel_names names = kernel_names_of(p, &t, arch);
     if (!has_kernel(names)) return fa4_reason("this build left out the kernel %s", names.name);
     if (p->len_q > LENGTH_MAX >> t.pack_log2 || p->len_kv > LENGTH_MAX)
-        return fa4_reason("the %s kernels take at most %d queries and keys", kernels->name, LENGTH_MAX);
+        return fa4_reason("the %s kernels take at most %d queries, divided by the query heads that share a head of k "
+                          "and v where these fill a tile together, and at most %d keys",
+                          kernels->name, LENGTH_MAX, LENGTH_MAX);
     if (p->batch == 0 || p->heads_q == 0 || p->len_q == 0) return NULL; // nothing to copy
     if (p->batch > LENGTH_MAX / p->heads_q || p->batch * p->heads_q > (INT32_MAX - FA4_CTAS_MAX) / blocks_of(p, &t))
         return fa4_reason("the %s kernels take at most 2^31 tiles of %d queries", kernels->name, t.rows);

@@ -88,15 +88,6 @@ FA4_DEVICE void tcgen05_ld_red_32x32b_x32_max_nan(float *d, float *largest, uint
                  : "memory");
 }
 
-FA4_DEVICE void tcgen05_ld_32x32b_x16(float *d, uint32_t tmem)
-{
-    asm volatile("tcgen05.ld.sync.aligned.32x32b.x16.b32 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, [%16];"
-                 : FA4_16(FA4_OUT, 0)
-                 : "r"(tmem)
-                 : "memory");
-}
-
 // PTX ISA, "tcgen05.st", 32x32b: thread t writes lane t, a[i] to column i.
 FA4_DEVICE void tcgen05_st_32x32b_x16(uint32_t tmem, const uint32_t *a)
 {

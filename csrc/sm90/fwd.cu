@@ -7,9 +7,9 @@
 // add P V of block n to O, nothing waits; then the softmax of block n - 1 runs beside P V. The warpgroups take turns to
 // start products, so that the products of one run under the softmax of another.
 //
-//     load warp   Q | K(n) K(n-1) V(n) K(n-2) V(n-1) ... V(0)
-//     warpgroup   S(n) softmax | S(n-1) O(n) softmax | S(n-2) O(n-1) softmax | ... | O(0), O / l over Q in shared
-//     memory store warp  O, then the place is free for another Q
+//     load warp    Q | K(n) K(n-1) V(n) K(n-2) V(n-1) ... V(0)
+//     warpgroup    S(n) softmax | S(n-1) O(n) softmax | S(n-2) O(n-1) softmax | ... | O(0), O / l over Q
+//     store warp   O from there, then the place is free for another Q
 //
 // One compilation is one variant: FA4_KERNEL its name, FA4_BF16 1 or 0 for f16, FA4_SHAPE a line of shapes.def.
 #if FA4_BF16

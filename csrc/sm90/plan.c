@@ -47,7 +47,7 @@ static void set_scale(fa4_fwd_args *args, double scale_log2)
 
 const fa4_fwd_kernels fa4_sm90_fwd = {
     .name = "Hopper",
-    .section_bytes = 16 << 20, // of 50 MB, of which a chip's halves may each hold a copy
+    .section_bytes = 16 << 20, // of an H200's L2, of which a chip's halves may each hold a copy
     .tiling_of = tiling_of,
     .set_scale = set_scale,
 };

@@ -60,10 +60,6 @@ template <int SWIZZLE> constexpr uint32_t matrix_descriptor_high = (SWIZZLE == 1
 #define FA4_D48 FA4_TENS_3 "," FA4_TEN(3) "," FA4_EIGHT(4)
 #define FA4_D56 FA4_TENS_3 "," FA4_TEN(3) "," FA4_TEN(4) "," FA4_SIX(5)
 #define FA4_D64 FA4_TENS_6 "," FA4_FOUR(6)
-#define FA4_D72 FA4_TENS_6 "," FA4_TEN(6) "," FA4_TWO(7)
-#define FA4_D80 FA4_TENS_6 "," FA4_TEN(6) "," FA4_TEN(7)
-#define FA4_D88 FA4_TENS_6 "," FA4_TEN(6) "," FA4_TEN(7) "," FA4_EIGHT(8)
-#define FA4_D96 FA4_TENS_9 "," FA4_SIX(9)
 #define FA4_D128 FA4_TENS_9 "," FA4_TEN(9) "," FA4_TEN(10) "," FA4_TEN(11) "," FA4_EIGHT(12)
 
 #define FA4_F8(d, i)                                                                                            \
@@ -76,10 +72,6 @@ template <int SWIZZLE> constexpr uint32_t matrix_descriptor_high = (SWIZZLE == 1
 #define FA4_O48(d) FA4_F32(d, 0), FA4_F16(d, 32)
 #define FA4_O56(d) FA4_F32(d, 0), FA4_F16(d, 32), FA4_F8(d, 48)
 #define FA4_O64(d) FA4_F32(d, 0), FA4_F32(d, 32)
-#define FA4_O72(d) FA4_O64(d), FA4_F8(d, 64)
-#define FA4_O80(d) FA4_O64(d), FA4_F16(d, 64)
-#define FA4_O88(d) FA4_O64(d), FA4_F16(d, 64), FA4_F8(d, 80)
-#define FA4_O96(d) FA4_O64(d), FA4_F32(d, 64)
 #define FA4_O128(d) FA4_O64(d), FA4_F32(d, 64), FA4_F32(d, 96)
 
 // wgmma.mma_async.m64nNk16 with f32 results, by the number R = N / 2 of registers of d; i0..i5 are the six numbers that
@@ -114,10 +106,6 @@ FA4_WGMMA(80, 40, 40, 41, 42, 43, 44, 45, 46)
 FA4_WGMMA(96, 48, 48, 49, 50, 51, 52, 53, 54)
 FA4_WGMMA(112, 56, 56, 57, 58, 59, 60, 61, 62)
 FA4_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
-FA4_WGMMA(144, 72, 72, 73, 74, 75, 76, 77, 78)
-FA4_WGMMA(160, 80, 80, 81, 82, 83, 84, 85, 86)
-FA4_WGMMA(176, 88, 88, 89, 90, 91, 92, 93, 94)
-FA4_WGMMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
 FA4_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 #endif

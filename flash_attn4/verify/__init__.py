@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import queue
 import subprocess
 import sys
@@ -204,6 +205,14 @@ def worker_command(root: Path, library: Path, capability: int) -> list[str]:
     return [*command, "--units", *kernels, *sorted(build.probe_unit(source) for source in files)]
 
 
+def chosen(every: list, only: list[str] | None) -> list:
+    """Those whose name contains one of the texts; all without texts."""
+    found = [item for item in every if not only or any(text in item.name for text in only)]
+    if not found:
+        raise Missing(f"no item's name contains {' or '.join(only)}; --list prints all")
+    return found
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flash_attn4 verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=new_file, default="verify.json", help="the report (default: verify.json)")
@@ -213,14 +222,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--build", type=Path, help="where to compile (default: build/verify in the source tree)")
     parser.add_argument("--list", action="store_true", help="say what would be run (on B300, where no GPU is), and end")
     options = parser.parse_args(argv)
-    if not options.minutes > 0:
-        parser.error(f"--minutes {options.minutes:g}: it must be more than 0")
+    if not 0 < options.minutes < math.inf:
+        parser.error(f"argument --minutes: it must be a number above 0, and it is {options.minutes:g}")
     report = Report(Path(options.json).resolve())
     try:
         root = build.source_folder(options.source)
         if options.list:
             here = compute_capability()
-            for item in items.all_items(root, here if here and build.kernels(root, here) else LISTED, 1):
+            listed = items.all_items(root, here if here and build.kernels(root, here) else LISTED, 1)
+            for item in chosen(listed, options.only):
                 print(f"{item.name:<40} {item.describe()['assumes']}")
             return 0
         try:
@@ -232,11 +242,7 @@ def main(argv: list[str] | None = None) -> int:
             raise Missing("no GPU: the CUDA driver (libcuda.so.1) is not there or finds no device")
         library = build.build(root, capability, options.build)
         report.write(nvcc=build.nvcc_version(root))
-        waiting = items.all_items(root, capability, 1)
-        if options.only:
-            waiting = [item for item in waiting if any(text in item.name for text in options.only)]
-            if not waiting:
-                raise Missing(f"no item's name contains {' or '.join(options.only)}; --list prints all")
+        waiting = chosen(items.all_items(root, capability, 1), options.only)
         deadline = time.monotonic() + 60 * options.minutes
         command = worker_command(root, library, capability)
         run_all(report, command, waiting, deadline, lambda found: print(line_of(found), flush=True))
@@ -245,7 +251,8 @@ def main(argv: list[str] | None = None) -> int:
                 report.add(found)
                 print(line_of(found))
     except Missing as missing:
-        report.write(missing=str(missing))
+        if not options.list:
+            report.write(missing=str(missing))
         print(f"flash_attn4 verify: {missing}", file=sys.stderr)
         return 2
     report.write(finished=True, passed=not report.document["failed"])

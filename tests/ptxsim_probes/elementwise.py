@@ -414,8 +414,6 @@ h tanh.approx.f16 h
 r tanh.approx.bf16x2 r
 """
 
-WIDTH = {"h": 16, "r": 32, "d": 64, "p": 1}
-
 
 def parse(table):
     """[(result letter, opcode, [operands])]"""
