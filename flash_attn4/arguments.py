@@ -25,27 +25,27 @@ def duration(text: str) -> float:
     return number
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:  # a name that is too long
+        raise ArgumentTypeError(f"{path}: {error.strerror}") from None
+
+
 def new_files(text: str) -> str:
     """What the names of files to write begin with, in a folder that is there."""
-    try:
-        found = Path(text).parent.is_dir()
-    except OSError as error:  # a name that is too long
-        raise ArgumentTypeError(f"{text}: {error.strerror}") from None
-    if not found:
+    if not _is_folder(Path(text).parent):
         raise ArgumentTypeError(f"{text}: there is no folder {Path(text).parent}")
     return text
 
 
 def new_file(text: str) -> str:
     """The name of a file to write, in a folder that is there."""
-    path = Path(new_files(text))
-    try:
-        found = path.is_dir()
-    except OSError as error:
-        raise ArgumentTypeError(f"{text}: {error.strerror}") from None
-    if found or text == "-":
-        raise ArgumentTypeError(f"{text}: it is {'no file' if text == '-' else 'a folder'}")
-    return text
+    if text == "-":
+        raise ArgumentTypeError(f"{text}: it is no file")
+    if _is_folder(Path(text)):
+        raise ArgumentTypeError(f"{text}: it is a folder")
+    return new_files(text)
 
 
 def new_file_or_stdout(text: str) -> str:

@@ -60,6 +60,10 @@ def hashed(*shape, seed=0, dtype=torch.float32, device="cpu", spread=2.0):
     return torch.from_numpy(unit * spread).reshape(shape).to(dtype).to(device)
 
 
+# Whether torch says through the stable ABI why a call of it failed.
+SAYS_WHY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+
+
 def hashed_qkv(
     len_q, len_kv, *, batch=2, heads=2, heads_kv=None, dim=64, dim_v=None, dtype=torch.float32, device="cpu", seed=0,
     requires_grad=False,

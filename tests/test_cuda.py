@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from conftest import assert_within_bound, calls_during, cuda_missing, hashed, hashed_qkv, max_error, run
+from conftest import SAYS_WHY, assert_within_bound, calls_during, cuda_missing, hashed, hashed_qkv, max_error, run
 from torch.library import opcheck
 
 if cuda_missing():
@@ -21,7 +21,6 @@ import flash_attn4  # noqa: E402
 
 fwd, bwd = torch.ops.fa4.fwd.default, torch.ops.fa4.bwd.default
 HALVES = [torch.bfloat16, torch.float16]
-SAYS_WHY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)  # older ones do not say why a call failed
 
 
 # ---- the bodies of test_blackwell.py, and on Hopper those of test_hopper.py, which has these and more

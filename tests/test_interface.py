@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import DTYPES, Reference, band, calls_during, hashed, hashed_qkv, max_error
+from conftest import DTYPES, SAYS_WHY, Reference, band, calls_during, hashed, hashed_qkv, max_error
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
@@ -657,12 +657,6 @@ def test_gradients_of_calls_like_one_before():
         assert all(x.grad.abs().max() > 0 for x in (q, k))
         with torch.no_grad():
             assert not scaled_dot_product_attention(q, k, v).requires_grad
-
-
-SAYS_WHY = tuple(map(int, torch.__version__.split(".")[:2])) >= (
-    2,
-    13,
-)  # older ones do not say it through the stable ABI
 
 
 @pytest.mark.parametrize("function", [scaled_dot_product_attention, torch.ops.fa4.fwd], ids=["function", "operator"])

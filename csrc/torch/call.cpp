@@ -25,12 +25,12 @@ void fail(const char *format, ...)
     throw std::runtime_error(text);
 }
 
-void check(AOTITorchError error, const char *what)
+void check(AOTITorchError error, const char *what, const char *which)
 {
     if (error == AOTI_TORCH_SUCCESS) return;
     if (torch_exception_get_what_without_backtrace)
-        fail("flash_attn4: torch could not %s: %s", what, torch_exception_get_what_without_backtrace());
-    fail("flash_attn4: torch could not %s", what);
+        fail("flash_attn4: torch could not %s%s: %s", what, which, torch_exception_get_what_without_backtrace());
+    fail("flash_attn4: torch could not %s%s", what, which);
 }
 
 static void check_allocated(AOTITorchError error)

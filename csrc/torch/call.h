@@ -17,8 +17,9 @@ namespace fa4_torch
 // Throws std::runtime_error, which torch turns into Python's RuntimeError. printf's format. The stable ABI has no way
 // to throw torch's own kinds, so that what is out of memory is a RuntimeError too.
 [[noreturn, gnu::format(printf, 1, 2)]] void fail(const char *format, ...);
-// The same where a call of torch's failed: "torch could not <what>", and why, if torch is new enough (2.13) to say it.
-void check(AOTITorchError error, const char *what);
+// The same where a call of torch's failed: "torch could not <what><which>", and why, if torch is new enough (2.13) to
+// say it.
+void check(AOTITorchError error, const char *what, const char *which = "");
 
 // How often each entry of this module ran in this process; sdpa_before: calls of PyTorch's own attention that were
 // given back to its kernels.

@@ -92,7 +92,7 @@ int64_t length_of(const Tensor &tensor)
 void call_before(const char *op, StableIValue *stack, int64_t len_q, int64_t len_kv)
 {
     count(CALLS_SDPA_BEFORE);
-    check(torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION), ("run " + std::string(op)).c_str());
+    check(torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION), "run ", op);
     for (int i = RESULTS - 1; i > 5; i--) stack[i] = stack[i - 2];
     stack[4] = from(len_q);
     stack[5] = from(len_kv);

@@ -43,7 +43,7 @@ Tensor empty_transposed(const Machine &machine, const int64_t size[4], int64_t s
 void call_math(const char *op, StableIValue *stack)
 {
     count(CALLS_SDPA_MATH);
-    check(torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION), ("run " + std::string(op)).c_str());
+    check(torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION), "run ", op);
 }
 
 // query key value dropout_p is_causal attn_mask scale -> output logsumexp
